@@ -4,6 +4,7 @@ says itself is on its page as it says it. `test_doc_snippets.py` runs the snippe
 
 import ast
 import re
+import runpy
 import shlex
 from importlib.util import find_spec
 from pathlib import Path
@@ -137,3 +138,18 @@ def test_python_snippets_compile_and_import_what_there_is(page):
 def test_the_picture_is_real_and_light():
     path = ROOT / re.search(r"!\[.+\]\((.+)\)", TEXT)[1]
     assert Image.open(path).size[0] >= 800 and path.stat().st_size < 300_000
+
+
+FEW_ROWS = {"training: 15 rows, and at least 16": (15, 32), "held-out: 7 rows, and at least 8": (16, 7)}
+
+
+@pytest.mark.parametrize("words", FEW_ROWS)
+def test_the_script_of_the_page_on_own_loops_refuses_too_few_rows_before_it_starts(monkeypatch, words):
+    training, held_out = FEW_ROWS[words]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    script = runpy.run_path(str(ROOT / "notebooks/reference/own_loop.py"))
+    rows = {64: training, 32: held_out}
+    texts = script["texts"]
+    monkeypatch.setitem(script["main"].__globals__, "texts", lambda number, seed: texts(rows[number], seed))
+    with pytest.raises(SystemExit, match=words):
+        script["main"](epochs=2)

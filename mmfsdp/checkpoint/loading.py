@@ -15,13 +15,18 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..core.collectives import Progress, is_distributed, rank, world_size
 from ..core.step import local_part
 from ..params import ParamError, StateDictType
 from .gather import gather_json
-from .steps import complete_checkpoints, damaged, file_checksum, marker_of
+from .settings import check_schedule, parameter_names, restore_schedule, restore_settings
+from .steps import checkpoint_name, complete_checkpoints, damaged, file_checksum, marker_of
 from .tensors import Tensors, model_tensors, optimizer_tensors, set_model_tensors, set_optimizer_tensors
+
+MAX_LINES = 20
+"""Lines about settings that a resume prints."""
 
 
 def load(model: nn.Module, checkpoint: Path) -> dict[str, Any]:
@@ -45,6 +50,9 @@ class Resumed:
     """Frozen parameters that were trained before: later checkpoints must save them, too."""
     newly_trained: tuple[str, ...]
     """Parameters that did not train before: their optimizer states start from 0."""
+    settings: tuple[str, ...] = ()
+    """Lines about the optimizer's settings and the schedule, where they were not the saved ones before; rank 0 has
+    printed them."""
 
     def __str__(self) -> str:
         text = f"resumed from step {self.marker['step']}"
@@ -57,36 +65,101 @@ class Resumed:
         return text
 
 
-def resume(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> Resumed:
+def resume(
+    model: nn.Module,
+    optimizer: Optimizer,
+    checkpoint: Path,
+    *,
+    schedule: LRScheduler | None = None,
+    settings: bool = True,
+) -> Resumed:
     """Read a checkpoint into a wrapped model and its new optimizer, on any number of ranks. Every rank must call it.
 
-    On as many ranks as saved it, set torch's random states. What is frozen may differ from then. Raises ParamError if
-    the model lacks a parameter of the checkpoint, DamagedCheckpoint if a file is damaged.
+    The settings of the optimizer's groups become the saved ones, as with torch's `load_state_dict`: lr, betas,
+    weight_decay and all others. Rank 0 prints each that was different. On as many ranks as saved it, set torch's random
+    states. What is frozen may differ from then.
+
+    Args:
+        model: The wrapped model.
+        optimizer: Of the wrapped model; it has made no step yet.
+        checkpoint: The folder, such as `newest(folder)`.
+        schedule: Of the optimizer's learning rate: its state becomes the saved one.
+        settings: False keeps the settings that the optimizer has.
+
+    Raises:
+        ParamError: If the model lacks a parameter of the checkpoint, if a group has parameters that had different
+            settings, or if the saved schedule is of another class.
+        DamagedCheckpoint: If a file is damaged.
     """
     marker = verify(checkpoint)
+    lines = set_settings(model, optimizer, marker, schedule, settings=settings)
     trained = set(model_tensors(model))
     saved = set(marker["names"])
-    load_model(model, checkpoint, marker, optimizer if marker["optimizer"] else None)
     if marker["optimizer"] and marker["kind"] != StateDictType.LOCAL_STATE_DICT:
-        states = optimizer_tensors(model, optimizer)
-        # Without those of parameters that have never had a gradient: their optimizer has made no states.
-        stored = names_in(checkpoint / "optimizer")
-        known: Tensors = {}
-        for name, tensor in states.items():
-            parameter, _, key = name.rpartition(".")
-            if parameter in trained & saved and name in stored:
-                known[name] = tensor
-            elif key == "step":
-                tensor.zero_()  # making the states counted one step
-        read(checkpoint / "optimizer", known)
-        set_optimizer_tensors(model, optimizer, states | known)
+        load_states(model, optimizer, checkpoint, trained & saved)
+    # After the optimizer: torch makes its states by a step.
+    load_model(model, checkpoint, marker, optimizer if marker["optimizer"] else None)
     if marker["ranks"] == world_size():
         generators = load_file(checkpoint / "ranks" / f"{rank():05d}.safetensors")
         torch.set_rng_state(generators["torch"])
         if "cuda" in generators and torch.cuda.is_initialized():
             torch.cuda.set_rng_state(generators["cuda"])
     carried = frozenset((saved | set(marker["carried"])) - trained)
-    return Resumed(marker, carried, tuple(sorted(trained - saved)))
+    return Resumed(marker, carried, tuple(sorted(trained - saved)), tuple(lines))
+
+
+def set_settings(
+    model: nn.Module, optimizer: Optimizer, marker: dict[str, Any], schedule: LRScheduler | None, *, settings: bool
+) -> list[str]:
+    """Set the optimizer's settings and the schedule's state to the saved ones. Return what rank 0 has printed.
+
+    Raises ParamError before anything is changed.
+    """
+    groups: Any = marker.get("groups")
+    state: Any = marker.get("schedule_state")
+    if schedule is not None and state is not None:
+        check_schedule(model, optimizer, schedule, marker)
+    lines = []
+    if not marker["optimizer"]:
+        lines.append("it was saved without an optimizer, which keeps its settings and starts without states")
+    elif settings and groups is None:
+        lines.append("an earlier version saved it, without the optimizer's settings, which stay as they are: lr, betas")
+    elif settings:
+        lines += restore_settings(model, optimizer, groups)
+    if schedule is not None and state is not None:
+        restore_schedule(model, schedule, state)
+    elif schedule is not None:
+        lines.append("it was saved without a schedule, so the schedule is where it was; give it to save, too")
+    elif state is not None:
+        lines.append(f"it has the state of a {state['class']}, which is not restored without schedule=")
+    if len(lines) > MAX_LINES:
+        lines = [*lines[:MAX_LINES], f"and {len(lines) - MAX_LINES} more settings"]
+    for line in lines if rank() == 0 else ():
+        print(f"{checkpoint_name(marker['step'])}: {line}")
+    return lines
+
+
+def load_states(model: nn.Module, optimizer: Optimizer, checkpoint: Path, names: set[str]) -> None:
+    """Read the optimizer's states of these parameters. Other parameters have none, as in a new optimizer."""
+    # Without those of parameters that have never had a gradient: their optimizer has made no states.
+    stored = names_in(checkpoint / "optimizer")
+    if not stored:
+        return
+    optimizer.zero_grad(set_to_none=True)  # torch makes no states while there are gradients
+    states = optimizer_tensors(model, optimizer)
+    known: Tensors = {}
+    for name, tensor in states.items():
+        parameter, _, key = name.rpartition(".")
+        if parameter in names and name in stored:
+            known[name] = tensor
+        elif key == "step":
+            tensor.zero_()  # making the states counted one step
+    read(checkpoint / "optimizer", known)
+    set_optimizer_tensors(model, optimizer, states | known)
+    with_states = {name.rpartition(".")[0] for name in known}
+    for p, names_of_p in parameter_names(model).items():
+        if p in optimizer.state and not with_states.intersection(names_of_p):
+            del optimizer.state[p]  # some optimizers begin with other states than zeros
 
 
 def newest(folder: Path) -> Path | None:
@@ -147,6 +220,8 @@ def read(folder: Path, tensors: Tensors) -> None:
 
 def names_in(folder: Path) -> set[str]:
     """Return the names of the tensors in a folder."""
+    if not any(folder.glob("*.safetensors")):
+        return set()
     return set(HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata)
 
 

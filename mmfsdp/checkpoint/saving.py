@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -19,11 +20,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map
 
-from ..core.collectives import is_distributed, rank, world_size
-from ..params import StateDictType
+from ..core.collectives import gather_through_store, is_distributed, rank, world_size
+from ..params import ParamError, StateDictType
 from .gather import gather_json
+from .settings import group_settings, schedule_state
 from .steps import (
     best_of,
     checkpoint_name,
@@ -42,6 +45,7 @@ def save(
     model: nn.Module,
     step: int,
     optimizer: Optimizer | None = None,
+    schedule: LRScheduler | None = None,
     kind: StateDictType = StateDictType.SHARDED_STATE_DICT,
     keep_last: int | None = None,
     best: dict[str, Any] | None = None,
@@ -52,7 +56,9 @@ def save(
 ) -> Path:
     """Save a wrapped model, its optimizer and every rank's random states. Return the folder. Every rank must call it.
 
-    Of the model, save what trains, and frozen parameters named in `carried`. record: plain data for the marker.
+    Of the model, save what trains, and frozen parameters named in `carried`; of the optimizer its states and the
+    settings of its groups. schedule: of the learning rate, any of torch's. record: plain data for the marker, read
+    back as JSON.
     keep_last: number of complete checkpoints to keep. best: step, name and score of the best one, which is kept as
     well, and marked. background: copy now, write while the caller continues. done:
     called with the folder once the checkpoint is complete.
@@ -66,15 +72,22 @@ def save(
         "names": sorted(trained),
         "carried": sorted(set(tensors) - set(trained)),
         "optimizer": optimizer is not None,
-        **(record or {}),
+        "groups": None,
+        "schedule_state": schedule_state(schedule) if schedule is not None else None,
     }
+    if optimizer is not None:
+        marker["groups"], lost = group_settings(model, optimizer)
+        for line in lost if rank() == 0 else ():
+            print(f"{checkpoint_name(step)}: {line}")
+    marker |= checked_record(record or {}, marker)
     files = {f"ranks/{rank():05d}.safetensors": random_states()}
     sharded: dict[str, Tensors] = {}
     if kind is StateDictType.LOCAL_STATE_DICT:
         files[f"local-{rank():05d}.safetensors"] = local_tensors(model, optimizer)
     else:
         sharded["."] = tensors
-        if optimizer is not None:
+        # To make the states of an optimizer that has none, torch would do a step of it.
+        if optimizer is not None and any(gather_through_store(bool(optimizer.state))):
             sharded["optimizer"] = optimizer_tensors(model, optimizer)
     if kind is StateDictType.FULL_STATE_DICT:
         files |= gather_files(sharded)
@@ -96,6 +109,36 @@ def save(
         files, sharded = tree_map(copy_to_host, (files, sharded))
         background.start(write, step, arrived=copies_arrived())
     return target
+
+
+def checked_record(record: dict[str, Any], marker: dict[str, Any]) -> dict[str, Any]:
+    """Return what a resume reads back of a record. Raises ParamError for what JSON cannot hold, or changes.
+
+    JSON makes lists of tuples, which is allowed, and texts of other keys, which is not: a schedule would not find the
+    steps that it looks for.
+    """
+    taken = sorted(record.keys() & {*marker, "files", "sha256"})
+    if taken:
+        raise ParamError("record", f"has {taken[0]!r}, which a checkpoint writes itself; give it another name")
+    for name, value in record.items():
+        words = ""
+        try:
+            json.dumps(value)
+            if has_other_keys(value):
+                words = "has keys that are not texts"
+        except (TypeError, ValueError) as error:
+            words = f"cannot be written as JSON ({error})"
+        if words:
+            fix = "give plain numbers, texts, lists and dicts; a schedule goes into schedule="
+            raise ParamError("record", f"{name!r} {words}; {fix}")
+    return record
+
+
+def has_other_keys(value: Any) -> bool:
+    """Return True if there is a dict in a value whose keys are not all texts."""
+    if isinstance(value, dict):
+        return any(not isinstance(key, str) or has_other_keys(each) for key, each in value.items())
+    return isinstance(value, (list, tuple)) and any(map(has_other_keys, value))
 
 
 def remove_old(folder: Path, keep_last: int | None) -> None:

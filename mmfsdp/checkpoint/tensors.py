@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,9 +53,10 @@ def set_model_tensors(model: nn.Module, tensors: Tensors) -> None:
 
 
 def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> Tensors:
-    """Return the optimizer's states as `<parameter>.<state>`. A new optimizer gets states of 0."""
+    """Return the optimizer's states as `<parameter>.<state>`. A new optimizer gets states, by a step."""
     tensors = {}
-    state: Tensors = get_optimizer_state_dict(model, optimizer, options=_FLAT)
+    with groups_with_parameters(optimizer):
+        state: Tensors = get_optimizer_state_dict(model, optimizer, options=_FLAT)
     for name, tensor in state.items():
         if name.startswith(_STATE):
             # FSDP1 gives one step counter to all parameters of a unit, and no file may hold a tensor twice.
@@ -63,10 +65,29 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> Tensors:
 
 
 def set_optimizer_tensors(model: nn.Module, optimizer: Optimizer, tensors: Tensors) -> None:
-    """Set an optimizer's states. Its settings, such as learning rates, stay its own."""
-    state = get_optimizer_state_dict(model, optimizer, options=_FLAT)
-    state |= {_STATE + name: tensor for name, tensor in tensors.items()}
-    set_optimizer_state_dict(model, optimizer, optim_state_dict=state, options=_FLAT)
+    """Set an optimizer's states. Its settings, such as learning rates, are in settings.py."""
+    with groups_with_parameters(optimizer):
+        state = get_optimizer_state_dict(model, optimizer, options=_FLAT)
+        state |= {_STATE + name: tensor for name, tensor in tensors.items()}
+        set_optimizer_state_dict(model, optimizer, optim_state_dict=state, options=_FLAT)
+
+
+@contextmanager
+def groups_with_parameters(optimizer: Optimizer) -> Iterator[None]:
+    """Hide an optimizer's groups without parameters, for which torch's functions raise IndexError.
+
+    Afterwards the groups are the same dicts with the same settings: torch replaces them, and a person may hold one.
+    """
+    groups = optimizer.param_groups
+    contents = [dict(group) for group in groups]
+    optimizer.param_groups = [group for group in groups if group["params"]]
+    try:
+        yield
+    finally:
+        for group, content in zip(groups, contents, strict=True):
+            group.clear()
+            group.update(content)
+        optimizer.param_groups = groups
 
 
 def local_tensors(model: nn.Module, optimizer: Optimizer | None) -> dict[str, torch.Tensor]:

@@ -9,7 +9,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from .model_record import uncompiled
+from .model_record import plan_of, uncompiled
+from .plan import Param
 
 
 def plain_name(name: str, model: nn.Module) -> str:
@@ -67,3 +68,19 @@ def unwrapped(model: nn.Module) -> nn.Module:
         inner: nn.Module = model.module
         return inner
     return model
+
+
+def planned_params(model: nn.Module, names: list[str]) -> list[Param]:
+    """Return what the plan of a wrapped model has of a tensor with these names; [] without a plan.
+
+    With `use_orig_params` false a unit is one parameter.
+    """
+    plan = plan_of(model)
+    if plan is None:
+        return []
+    name = plain_name(names[0], model)
+    if name in plan.by_name:
+        return [plan.by_name[name]]
+    module = name.removesuffix("_flat_param").rstrip(".")
+    unit = next(unit for unit in plan.units if module in unit.modules)
+    return list(unit.params)

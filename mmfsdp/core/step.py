@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..params import ParamError, Precision
 from .collectives import compute_device, sum_over_ranks, world_size
@@ -36,7 +36,7 @@ def train_step(
     micro_batches: Sequence[StepBatch | Mapping[str, Any]],
     optimizer: Optimizer,
     *,
-    schedule: LambdaLR | None = None,
+    schedule: LRScheduler | None = None,
     max_grad_norm: float | None = None,
     scaler: LossScale | None = None,
     stop_requested: Callable[[], bool] | None = None,

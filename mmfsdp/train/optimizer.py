@@ -11,9 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..core.collectives import compute_device
 from ..core.inference import reshard
-from ..core.model_record import plan_of
-from ..core.names import named_tensors, plain_name
-from ..core.plan import Param
+from ..core.names import named_tensors, plain_name, planned_params
 from ..core.step import computes_in_fp16, local_part
 from ..core.units import decays
 from ..params import TrainParams
@@ -71,22 +69,6 @@ def all_names(model: nn.Module, names: list[str]) -> list[str]:
     if not planned:
         return [plain_name(name, model) for name in names]
     return [planned[0].name, *planned[0].aliases]  # those of one flat parameter have the same learning rate
-
-
-def planned_params(model: nn.Module, names: list[str]) -> list[Param]:
-    """Return what the plan of a wrapped model has of a tensor with these names; [] without a plan.
-
-    With `use_orig_params` false a unit is one parameter.
-    """
-    plan = plan_of(model)
-    if plan is None:
-        return []
-    name = plain_name(names[0], model)
-    if name in plan.by_name:
-        return [plan.by_name[name]]
-    module = name.removesuffix("_flat_param").rstrip(".")
-    unit = next(unit for unit in plan.units if module in unit.modules)
-    return list(unit.params)
 
 
 def lr_factor(step: int, params: TrainParams) -> float:

@@ -41,6 +41,8 @@ from .learning_rates import rates_line, spell_out_rates
 from .metrics import try_metrics
 from .own_callbacks import check_callbacks
 
+FEW_ROWS = "few-rows"
+"""Code of the finding that a step takes more rows than there are."""
 _building = threading.Lock()
 
 
@@ -75,7 +77,7 @@ def prepare(params: RunParams, *, activations: bool = False) -> Prepared:
     sources = opened(params)
     stages = previews(params, sources)
     plan, cost = next(stages)
-    plan = with_place(with_data(plan, sources), params)
+    plan = with_place(with_data(plan, sources, params), params)
     plan.check()
     model, processor = kept_model(params)
     try_metrics(params, model, processor, sources)
@@ -124,7 +126,7 @@ def rates_of(params: RunParams, plan: WrapPlan) -> str:
     return rates_line(plan, spell_out_rates(model, params))
 
 
-def with_data(plan: WrapPlan, sources: Mapping[str, Splits]) -> WrapPlan:
+def with_data(plan: WrapPlan, sources: Mapping[str, Splits], params: RunParams) -> WrapPlan:
     """Return the plan with what a person should know of the data among its findings."""
     lint = list(plan.lint)
     turns = "".join(finding.message for finding in plan.lint if finding.code == SEVERAL_TURNS)
@@ -140,7 +142,25 @@ def with_data(plan: WrapPlan, sources: Mapping[str, Splits]) -> WrapPlan:
         if source.has_system and no_system:
             words = f"{place}.{source.field} has system texts: {no_system}"
             lint.insert(0, Finding("error", NO_SYSTEM, words))
+    lint += [Finding("warning", FEW_ROWS, text) for text in few_rows(params, sources)]
     return replace(plan, lint=tuple(lint))
+
+
+def few_rows(params: RunParams, sources: Mapping[str, Splits]) -> list[str]:
+    """Return a text about each source with fewer rows to train on than a step takes: a step has rows more than once."""
+    train, ranks = params.train, with_ranks(params).launch.world_size
+    sizes = [train.batch_size] + [more.batch_size or train.batch_size for more in params.data.more]
+    texts = []
+    for (place, splits), size in zip(sources.items(), sizes, strict=True):
+        rows, in_step = splits["train"].length, size * train.accumulation * ranks
+        if rows is not None and rows < in_step:
+            where = f"{place}.{splits['train'].field}"
+            texts.append(
+                f"{where}: {rows} rows to train on, and a step takes {in_step} (batch size {size} "
+                f"x accumulation {train.accumulation} x {ranks} ranks), so each step has rows several times; give it "
+                "more rows, or lower train.batch_size, train.accumulation or launch.ranks"
+            )
+    return texts
 
 
 def with_place(plan: WrapPlan, params: RunParams) -> WrapPlan:

@@ -100,10 +100,10 @@ def resume(setup: TrainSetup) -> TrainState:
     checkpoint.check_frozen(setup.frozen, marker)
     # Python's and NumPy's generators; torch's too, if the checkpoint is of another number of ranks.
     _seed_rank(params, step=marker["step"])
-    resumed = checkpoint.resume(setup.model, setup.optimizer, newest)
+    # The run's parameters say the settings, which may be other ones than at the time of the checkpoint.
+    resumed = checkpoint.resume(setup.model, setup.optimizer, newest, settings=False)
     schedule = setup.schedule
     schedule.last_epoch = marker["schedule"]
-    # Its learning rates may be other ones than at the time of the checkpoint.
     for group, base, factor in zip(setup.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
         group["lr"] = base * factor(schedule.last_epoch)
     if setup.scaler and marker.get("scaler"):  # missing where the run continues in fp16 and began in another format
@@ -118,8 +118,8 @@ def resume(setup: TrainSetup) -> TrainState:
 
 
 def other_rates(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return the learning rates that are not those of the checkpoint, in words."""
-    changed = [name for name in ("lr", "lr_for") if name in before and before[name] != now[name]]
+    """Return the settings of the optimizer that are not those of the checkpoint, in words."""
+    changed = [name for name in ("lr", "lr_for", "weight_decay") if name in before and before[name] != now[name]]
     return "".join(f"; train.{name} is {now[name]} now, and was {before[name]}" for name in changed)
 
 

@@ -1,4 +1,4 @@
-"""Train in a loop of your own: two epochs, an evaluation after each, a metric, saving and resuming.
+"""Train in a loop of your own: two epochs, a schedule, an evaluation after each epoch, a metric, saving and resuming.
 
 torchrun --nproc-per-node 2 own_loop.py       # run it again, and it goes on from the newest checkpoint
 """
@@ -17,6 +17,7 @@ from mmfsdp.checkpoint import newest, resume, save
 
 BATCH_SIZE = 4
 ACCUMULATION = 2  # micro-batches in a step
+WARMUP_STEPS = 3
 CHECKPOINTS = Path("checkpoints")
 
 
@@ -50,6 +51,20 @@ def loader(samples, epoch=0, shuffle=False):
     return DataLoader(samples, BATCH_SIZE, sampler=sampler, collate_fn=collate, drop_last=True)
 
 
+def rate(step):
+    """Return the factor of the learning rate: a warm-up, then the inverse square root of the step."""
+    return min((step + 1) / WARMUP_STEPS, (WARMUP_STEPS / (step + 1)) ** 0.5)
+
+
+def check_rows(name, samples, rows):
+    """End the script if there are fewer rows than are used at once: an epoch would be over before its first step."""
+    if len(samples) < rows:
+        fix = "give it more rows, or lower BATCH_SIZE, ACCUMULATION or the number of ranks"
+        sys.exit(
+            f"{name}: {len(samples)} rows, and at least {rows} are needed: batch size x micro-batches x ranks; {fix}"
+        )
+
+
 @torch.no_grad()  # not torch.inference_mode(): FSDP cannot train with tensors that it allocates there
 def evaluate(model, samples, device):
     """Return the loss per token and the share of tokens that are predicted, over all ranks. Every rank must call it."""
@@ -71,22 +86,26 @@ def evaluate(model, samples, device):
 
 def main(epochs):
     """Train up to so many epochs."""
+    training, held_out = texts(64, seed=1), texts(32, seed=2)
+    ranks = int(os.environ["WORLD_SIZE"])  # by torchrun
+    check_rows("training", training, BATCH_SIZE * ACCUMULATION * ranks)
+    check_rows("held-out", held_out, BATCH_SIZE * ranks)
     dist.init_process_group()
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    training, held_out = texts(64, seed=1), texts(32, seed=2)
 
-    # 1. Wrap, then make the optimizer: wrapping replaces the parameters.
+    # 1. Wrap, then make the optimizer: wrapping replaces the parameters. Any schedule of torch will do.
     model = wrap_fsdp(small_model(), FSDPParams(frozen_policy="KEEP"), example=collate(training[:BATCH_SIZE]))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
 
-    # 2. Go on from the newest complete checkpoint, if there is one.
+    # 2. Go on from the newest complete checkpoint, if there is one. It has the schedule's place, too.
     step = first_epoch = 0
     checkpoint = newest(CHECKPOINTS)
     if checkpoint is not None:
-        marker = resume(model, optimizer, checkpoint).marker
+        marker = resume(model, optimizer, checkpoint, schedule=schedule).marker
         step, first_epoch = marker["step"], marker["epoch"]
 
     # 3. Each epoch: steps, an evaluation, a checkpoint. Every rank makes the same calls.
@@ -95,11 +114,12 @@ def main(epochs):
         for batch in loader(training, epoch, shuffle=True):
             micro_batches.append(batch)  # on the CPU: train_step moves it
             if len(micro_batches) == ACCUMULATION:
-                metrics = train_step(model, micro_batches, optimizer, max_grad_norm=1.0)
+                metrics = train_step(model, micro_batches, optimizer, schedule=schedule, max_grad_norm=1.0)
                 micro_batches = []
                 step += 1
         loss, accuracy = evaluate(model, held_out, device)
-        save(CHECKPOINTS, model=model, optimizer=optimizer, step=step, record={"epoch": epoch + 1})
+        record = {"epoch": epoch + 1}  # what your loop needs to go on
+        save(CHECKPOINTS, model=model, optimizer=optimizer, schedule=schedule, step=step, record=record)
         if dist.get_rank() == 0:
             print(f"epoch {epoch + 1} step {step} loss {metrics.loss:.6f} held-out {loss:.6f} accuracy {accuracy:.4f}")
     dist.destroy_process_group()

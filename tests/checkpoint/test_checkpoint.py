@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR
 
 from mmfsdp import checkpoint
 from mmfsdp.checkpoint.steps import complete_checkpoints
@@ -36,8 +37,50 @@ def save_and_answer(fields: dict, folder: str) -> float:
         return model(**tiny_batch(seed=9).inputs()).loss.item()
 
 
-def all_cases(folder: str) -> dict[str, float]:
-    return {name: save_and_answer(fields, f"{folder}/{name}") for name, fields in CASES.items()}
+RESUMED = {
+    "DDP": {"backend": "DDP"},
+    "FSDP1": {"backend": "FSDP1"},
+    "FSDP1 flat": {"backend": "FSDP1", "use_orig_params": False},
+    "FSDP1 local": {"backend": "FSDP1", "state_dict_type": "LOCAL_STATE_DICT"},
+    "FSDP2": {"backend": "FSDP2"},
+}
+
+
+def with_schedule(fields: dict) -> tuple[nn.Module, torch.optim.Optimizer, OneCycleLR]:
+    """A wrapped model with an optimizer of two groups and one without parameters, and a schedule of rates and betas."""
+    model = wrap_fsdp(tiny_flamingo(), FSDPParams(**fields))
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    groups = [{"params": trainable[:3]}, {"params": []}, {"params": trainable[3:], "weight_decay": 0.1}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2)
+    return model, optimizer, OneCycleLR(optimizer, max_lr=[0.02, 0.03, 0.01], total_steps=6)
+
+
+def resumed_and_unbroken(fields: dict, folder: Path) -> list:
+    """The rates, betas and loss of each step after a checkpoint: of the run that saved it, and of one that resumed."""
+    curves: list[list] = []
+    for is_resumed in (False, True):
+        model, optimizer, schedule = with_schedule(fields)
+        first = 0
+        if is_resumed:
+            checkpoint.resume(model, optimizer, folder / "step_00000003", schedule=schedule)
+            first = 3
+        curve = []
+        for step in range(first, 6):
+            settings = [[group[key] for key in ("lr", "betas", "weight_decay")] for group in optimizer.param_groups]
+            metrics = train_step(model, [tiny_batch(seed=step)], optimizer, schedule=schedule if step < 5 else None)
+            curve.append([settings, metrics.loss, metrics.grad_norm])
+            if step == 2:
+                kind = FSDPParams(**fields).state_dict_type
+                checkpoint.save(folder, model=model, optimizer=optimizer, schedule=schedule, step=3, kind=kind)
+        curves.append(curve[-3:])
+    return curves
+
+
+def all_cases(folder: str) -> dict:
+    answers: dict = {name: save_and_answer(fields, f"{folder}/{name}") for name, fields in CASES.items()}
+    resumed = Path(folder, "resumed")
+    answers["resumed"] = {name: resumed_and_unbroken(fields, resumed / name) for name, fields in RESUMED.items()}
+    return answers
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +105,15 @@ def test_one_process_loads_what_ranks_saved(saved, name):
         loss = model(**tiny_batch(seed=9).inputs()).loss.item()
     assert loss == pytest.approx(answers[0][name], rel=1e-6) and loss == pytest.approx(answers[1][name], rel=1e-6)
     assert all(torch.equal(p, frozen[n]) for n, p in model.named_parameters() if n in frozen)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", RESUMED)
+def test_ranks_that_resume_have_the_settings_and_losses_of_the_unbroken_run(saved, name):
+    for answers in saved[1]:
+        unbroken, resumed = answers["resumed"][name]
+        assert len({step[0][0][0] for step in unbroken}) == 3, "the rates change"
+        assert resumed == unbroken
 
 
 def test_another_model_is_refused_by_parameter_name(tmp_path):

@@ -81,7 +81,9 @@ def take_all_up(folder: Path, ranks: int) -> list[str]:
                 p.data.add_(1.0) if p.requires_grad else None
             model = wrap_fsdp(fresh, FSDPParams(**fields))
             optimizer, _ = build_optimizer(model, TrainParams(lr=1e-2))
-            checkpoint.resume(model, optimizer, folder / name / "step_00000002")
+            # A flat parameter joins groups with other weight decays.
+            is_flat = fields.get("use_orig_params") is False
+            checkpoint.resume(model, optimizer, folder / name / "step_00000002", settings=not is_flat)
             found, truth = everything(model, optimizer), load_file(folder / name / "truth.safetensors")
             before = truth.pop("loss").item()
             odd = [key for key in sorted(found.keys() | truth) if not same(found.get(key), truth.get(key))]

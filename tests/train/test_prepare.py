@@ -24,7 +24,7 @@ from mmfsdp.run.start import prepared
 from mmfsdp.train import data_batch
 from mmfsdp.train.job import different_units, write_plan
 from mmfsdp.train.meters import input_bytes
-from mmfsdp.train.prepare import cost_of, kept_model, peak_of, prepare, preview
+from mmfsdp.train.prepare import FEW_ROWS, cost_of, kept_model, opened, peak_of, prepare, preview
 from mmfsdp.widgets.form import RunForm
 from mmfsdp.widgets.starter import Starter
 
@@ -134,6 +134,19 @@ def test_the_peak_of_a_batch_of_the_data_stands_beside_that_of_the_longest_texts
     assert preview(alone)[1].batch_peak_bytes == one != cost.batch_peak_bytes
     large = params.change(**{"train.batch_size": 100})
     assert preview(large)[1].batch == "the data's first batch"
+
+
+def test_a_step_that_takes_more_rows_than_there_are_is_told_before_a_rank_starts(tmp_path):
+    params = tiny_run(tmp_path, **{"launch.ranks": 2})
+
+    def few_rows(changed) -> list[str]:
+        return [finding.message for finding in prepare(changed).plan.lint if finding.code == FEW_ROWS]
+
+    assert few_rows(params) == []
+    (text,) = few_rows(params.change(**{"train.batch_size": 3, "launch.ranks": 4}))
+    assert "a step takes 24 (batch size 3 x accumulation 2 x 4 ranks), so each step has rows several times" in text
+    rows = opened(params)["data"]["train"].length
+    assert text.startswith(f"data.path: {rows} rows to train on, and ")
 
 
 def test_what_the_launch_knows_of_the_data_stays_in_the_plan_of_the_run(tmp_path):
