@@ -65,21 +65,8 @@ def save(
     """
     trained = model_tensors(model)
     tensors = model_tensors(model, also=carried) if carried else trained
-    marker = {
-        "step": step,
-        "kind": kind.value,
-        "ranks": world_size(),
-        "names": sorted(trained),
-        "carried": sorted(set(tensors) - set(trained)),
-        "optimizer": optimizer is not None,
-        "groups": None,
-        "schedule_state": schedule_state(schedule) if schedule is not None else None,
-    }
-    if optimizer is not None:
-        marker["groups"], lost = group_settings(model, optimizer)
-        for line in lost if rank() == 0 else ():
-            print(f"{checkpoint_name(step)}: {line}")
-    marker |= checked_record(record or {}, marker)
+    marker = new_marker(model, optimizer, schedule, step=step, kind=kind, record=record or {})
+    marker |= {"names": sorted(trained), "carried": sorted(set(tensors) - set(trained))}
     files = {f"ranks/{rank():05d}.safetensors": random_states()}
     sharded: dict[str, Tensors] = {}
     if kind is StateDictType.LOCAL_STATE_DICT:
@@ -109,6 +96,32 @@ def save(
         files, sharded = tree_map(copy_to_host, (files, sharded))
         background.start(write, step, arrived=copies_arrived())
     return target
+
+
+def new_marker(
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    schedule: LRScheduler | None,
+    *,
+    step: int,
+    kind: StateDictType,
+    record: dict[str, Any],
+) -> dict[str, Any]:
+    """Return a checkpoint's marker without its tensors' names and its files. Rank 0 prints what it cannot hold."""
+    groups, lost = group_settings(model, optimizer) if optimizer is not None else (None, [])
+    for line in lost if rank() == 0 else ():
+        print(f"{checkpoint_name(step)}: {line}")
+    marker = {
+        "step": step,
+        "kind": kind.value,
+        "ranks": world_size(),
+        "names": [],
+        "carried": [],
+        "optimizer": optimizer is not None,
+        "groups": groups,
+        "schedule_state": schedule_state(schedule) if schedule is not None else None,
+    }
+    return marker | checked_record(record, marker)
 
 
 def checked_record(record: dict[str, Any], marker: dict[str, Any]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def train_step(
     batches = as_batches(model, micro_batches)
     parts = watch_parts(model)
     parts.begin()
-    device, lr = compute_device(model), optimizer.param_groups[0]["lr"]
+    device, lr = compute_device(model), first_lr(optimizer)
     scale = 1.0 if scaler is None else scaler.scale.clone()
 
     # 1. Count the label tokens of all ranks: the loss is a mean over them, for each source of data by itself.
@@ -115,6 +115,12 @@ class LossScale(Protocol):
 
     def update(self, finite: torch.Tensor) -> None:
         """Grow the scale or back off after a step; finite: (), False after an overflow."""
+
+
+def first_lr(optimizer: Optimizer) -> float | torch.Tensor:
+    """Return the learning rate of the first group. A tensor is copied: a schedule fills it with the next step's."""
+    lr: float | torch.Tensor = optimizer.param_groups[0]["lr"]
+    return lr.clone() if isinstance(lr, torch.Tensor) else lr
 
 
 def check_step(model: nn.Module, optimizer: Optimizer, scaler: LossScale | None) -> None:
@@ -369,7 +375,8 @@ class StepMetrics:
     """Names of the data sources."""
     rank_tokens: int
     """Label tokens of this rank."""
-    lr: float
+    lr: float | torch.Tensor
+    """Of the optimizer's first group; a tensor if the optimizer has one."""
     used: UsedParts
     """The parts of the model that this rank used."""
 
@@ -433,7 +440,7 @@ class StepMetrics:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the keys of a row of metrics."""
-        row: dict[str, Any] = {"loss": self.loss, "lr": self.lr, "grad_norm": self.grad_norm}
+        row: dict[str, Any] = {"loss": self.loss, "lr": float(self.lr), "grad_norm": self.grad_norm}
         row |= {"samples": self.samples, "tokens": self.tokens, "skipped": self.skipped}
         if len(self.sources) > 1:
             row["losses"] = self.losses
