@@ -26,7 +26,7 @@ def parameter_names(model: nn.Module) -> dict[torch.Tensor, list[str]]:
     names_of: dict[torch.Tensor, list[str]] = {}
     for name, p in model.named_parameters():
         planned = planned_params(model, [name])
-        names_of[p] = [each.name for each in planned] or [plain_name(name).removeprefix("module.")]
+        names_of[p] = [each.name for each in planned] or [plain_name(name, model)]
     return names_of
 
 
