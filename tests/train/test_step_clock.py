@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from mmfsdp.core.step import StepMetrics
+from mmfsdp.core.same_parts import UsedParts
+from mmfsdp.core.step import FIGURES, StepMetrics
 from mmfsdp.train.callbacks import Callback
 from mmfsdp.train.step_rows import StepRows
 
@@ -80,10 +81,11 @@ def rows_of_a_week(machine: Machine, *, data_s: float, compute_s: float) -> list
             began = rows.begin()
             machine.host_s += data_s
             machine.issue(compute_s)
-            figures = torch.tensor([1.0, 1.0, 600.0, 60.0, 0.0, 1.0, 1.0], dtype=torch.float64)
+            values = dict.fromkeys(FIGURES, 1.0) | {"tokens": 600.0, "samples": 60.0, "stop_votes": 0.0}
+            figures = torch.tensor([*values.values(), 1.0], dtype=torch.float64)
             arrived = machine.event()
             arrived.record()
-            rows.add(StepMetrics(figures, arrived, False, ["data"], 300, 1e-3), began, {})
+            rows.add(StepMetrics(figures, arrived, False, ["data"], 300, 1e-3, UsedParts()), began, {})
         rows.read()
         machine.host_s += DAY_S
     return kept.rows
