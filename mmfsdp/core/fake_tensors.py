@@ -79,7 +79,12 @@ class RealValues(TorchDispatchMode):
             if operator is not aten.arange and any(tensor.is_floating_point() for tensor in tensors_of(fake)):
                 return fake
         with unset_fake_temporarily():
-            return func(*args, **kwargs)
+            if torch.Tag.nondeterministic_seeded not in func.tags:
+                return func(*args, **kwargs)
+            # Planning leaves the generator of torch as it is. It is that of all threads, and the cell of a notebook may
+            # draw from it while a thread plans: so only for one operator are states taken and given back.
+            with torch.random.fork_rng(devices=()):
+                return func(*args, **kwargs)
 
 
 aten = torch.ops.aten

@@ -20,18 +20,24 @@ from .group import is_layer_list, outermost
 from .trace import Trace, has_forward
 
 
-def checkpoint_activations(model: nn.Module, fsdp: FSDPParams) -> None:
+def checkpoint_activations(model: nn.Module, fsdp: FSDPParams, *, preserve_rng_state: bool = True) -> None:
     """Checkpoint the modules that `activation_checkpointing` names, in place.
 
     Only `forward` is replaced, so names stay, and FSDP's hooks of the module itself stay outside of what runs again.
+    preserve_rng_state: what runs again draws the same random numbers. For that, torch's generator is set back, which
+    other threads draw from, too. False for fake tensors, which draw none.
     """
     for name in checkpointed_modules(model, fsdp):
         module = model.get_submodule(name)
-        module.forward = partial(call_checkpointed, module.forward)  # type: ignore[method-assign]
+        module.forward = partial(_call, module.forward, preserve_rng_state)  # type: ignore[method-assign]
 
 
 def call_checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a forward that runs again in backward instead of keeping its activations."""
+    return _call(forward, True, *args, **kwargs)
+
+
+def _call(forward: Callable[..., Any], preserve_rng_state: bool, *args: Any, **kwargs: Any) -> Any:
     if torch.is_grad_enabled():
         # A cache of transformers would keep keys and values of the first run, and change the second.
         args = tuple(None if is_cache(value) else value for value in args)
@@ -53,7 +59,7 @@ def call_checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) ->
         return forward(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
 
     # Reentrant checkpointing needs an input that requires a gradient; a frozen encoder's first layer has none.
-    return checkpoint(run, *unique, use_reentrant=False)
+    return checkpoint(run, *unique, use_reentrant=False, preserve_rng_state=preserve_rng_state)
 
 
 def is_cache(value: Any) -> bool:

@@ -65,7 +65,7 @@ def trace(model: nn.Module, example: dict[str, Any] | None, also_trainable: Coll
         module.register_forward_hook(partial(recorder.after_forward, name))
     try:
         # Autograd must be on even if the caller has switched it off: grad flow is read from `requires_grad`.
-        with torch.random.fork_rng(devices=()), mode, RealValues(), recorder, torch.enable_grad():
+        with mode, RealValues(), recorder, torch.enable_grad():
             model(**inputs)
     except Exception as error:
         # Fake tensors have no values, so a forward that branches on them fails here, and only here.

@@ -155,6 +155,8 @@ PLACE_WORDS = {
     *("around", "low", "res", "atom", "separator", "frame", "embed", "embedding", "feature", "features", "tile", "sep"),
 }
 """Words beside those of media in the tags by which models and data sets mark places: <|vision_start|>."""
+MEDIA_EDGES = {"boi", "eoi", "boa", "eoa", "bov", "eov"}
+"""Begin and end of an image, audio or video, in the names that processors have for their tokens."""
 DATA_URI = re.compile(r"data:(image|video|audio)/[\w.+-]+;base64,")
 
 
@@ -173,10 +175,13 @@ def media_tags(text: str) -> Iterator[str]:
 
 def own_media_tokens(processor: Any) -> frozenset[str]:
     """Return the tokens of pictures, videos and sounds that a processor of transformers writes, without IMAGE."""
-    tokens = set()
+    named = dict(getattr(getattr(processor, "tokenizer", None), "special_tokens_map", {}))
     for name in dir(processor):
-        words = name.split("_")
-        is_of_media = bool({*words} & MEDIA_WORDS) or words[0] in ("boi", "eoi", "boa", "eoa", "bov", "eov")
-        if words[-1] == "token" and is_of_media and isinstance(getattr(processor, name, None), str):
-            tokens.add(getattr(processor, name))
+        if name.endswith("_token"):
+            named[name] = getattr(processor, name, None)
+    tokens = set()
+    for name, token in named.items():
+        words = set(name.split("_"))
+        if isinstance(token, str) and words & (MEDIA_WORDS | MEDIA_EDGES):
+            tokens.add(token)
     return frozenset(tokens) - {IMAGE, ""}

@@ -235,10 +235,7 @@ def try_step(model: nn.Module, inputs: dict[str, Any], path: str) -> str:
         fake = fake_model(model, mode).train()
     loss: Any = None
     try:
-        with (
-            torch.random.fork_rng(devices=()),
-            own_errors(FIELD, f"a step of {path}'s model, on a first batch, raised"),
-        ):
+        with own_errors(FIELD, f"a step of {path}'s model, on a first batch, raised"):
             try:
                 with mode, RealValues(), torch.enable_grad():
                     loss = loss_of(fake(**copy_inputs(inputs, mode)))

@@ -73,14 +73,13 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
         # In FSDP1, frozen parameters of a mixed unit get gradients, too: all are views of one flat parameter.
         for p in gradient_params(plan, unit):
             fake.get_parameter(p.name).requires_grad_()
-    checkpoint_activations(fake, plan.fsdp)
+    checkpoint_activations(fake, plan.fsdp, preserve_rng_state=False)
     recorder = MemoryRecorder(plan, fake, inputs)
     autocast: Any = nullcontext()
     if plan.backend is Backend.DDP and plan.fsdp.mixed_precision:
         autocast = torch.autocast("cpu", dtype=plan.fsdp.mixed_precision.to_torch())
     try:
-        # fork_rng: planning leaves the caller's random state as it was.
-        with torch.random.fork_rng(devices=()), mode, RealValues(), recorder:
+        with mode, RealValues(), recorder:
             with autocast:
                 output = fake(**inputs)
             loss = loss_of(output)

@@ -1,6 +1,7 @@
 """Plans hold every parameter once, keep frozen and trainable apart, and know where backward goes."""
 
 import json
+import threading
 
 import pytest
 import torch
@@ -30,6 +31,39 @@ def units(plan: WrapPlan) -> dict[str, str]:
 
 def flows(plan: WrapPlan) -> set[str]:
     return {u.name for u in plan.units if u.kind == "frozen" and u.grad_flow}
+
+
+class Drawing(nn.Module):
+    """Draws random numbers itself, and has another thread draw some in the middle of each forward."""
+
+    drawn: list[float] = []
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)) for _ in range(2)])
+        for layer in self.layers:
+            layer[0].register_forward_hook(self.hook)
+
+    def hook(self, *_) -> None:
+        thread = threading.Thread(target=lambda: Drawing.drawn.append(torch.rand(()).item()))
+        thread.start()
+        thread.join()
+
+    def forward(self, x):
+        return {"loss": self.layers(x[torch.randperm(len(x))]).sum()}
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "all"])
+def test_another_thread_draws_its_random_numbers_as_if_no_plan_were_made(checkpointing):
+    """As the cell of a notebook does while a widget plans."""
+    Drawing.drawn = []
+    model, fsdp = Drawing(), FSDPParams(activation_checkpointing=checkpointing)
+    torch.manual_seed(0)
+    make_plan(model, fsdp, world_size=2, example={"x": torch.zeros(4, 8)})
+    drawn, after = Drawing.drawn, torch.rand(()).item()
+    torch.manual_seed(0)
+    runs = 3 if checkpointing == "all" else 2  # one to trace, one to record, which runs a checkpointed layer again
+    assert len(drawn) == 2 * runs and drawn + [after] == [torch.rand(()).item() for _ in range(len(drawn) + 1)]
 
 
 POLICIES = [

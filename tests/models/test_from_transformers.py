@@ -1,6 +1,7 @@
 """Vision-language models of transformers by name: what trains, which words are learned, and what is refused."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from importlib.util import find_spec
@@ -147,6 +148,18 @@ def test_what_is_too_long_is_cut_or_skipped_by_name(folders):
     ):
         with pytest.raises(CorruptRecord, match=reason):
             processor.encode(bad)
+
+
+def test_a_text_with_a_token_of_the_processor_for_pictures_is_refused_by_that_token(folders):
+    for family, token in {"gemma3": "<boi>", "qwen2_5_vl": "<video>"}.items():
+        _, processor = build_model(params(folders[family]), meta=True)
+        for text in (
+            Sample.of(f"{ONE.prompt} {token}", ONE.text, ONE.images),
+            Sample.of(ONE.prompt, token, ONE.images),
+        ):
+            with pytest.raises(CorruptRecord, match=f"has {re.escape(token)} in its text, which .*Processor writes"):
+                processor.encode(text)
+        processor.encode(ONE)
 
 
 def test_a_picture_that_the_processor_refuses_is_skipped_by_its_name(folders):
