@@ -18,7 +18,8 @@ from ..params.base import did_you_mean, without_controls
 from ..params.enums import LAYOUTS
 from ..params.flags import Parser, add_flags, read_words
 from ..params.own import OwnCodeError
-from ..run.record import advice
+from ..run.causes import ADVICE
+from ..run.error_kinds import kind_of
 from ..run.replay import DEFAULT_SPEED
 from ..site_check.check import WAIT_MIN
 from .checking import check
@@ -295,11 +296,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         message = without_controls(" ".join(str(error).split()))
-        hint = advice(message)  # safetensors reports a full disk with an error of its own
+        hint = ADVICE.get(kind_of(error), "")  # safetensors reports a full disk with an error of its own
         if not (hint or isinstance(error, (ParamError, OSError))):  # a bug, whose traceback a person should see
             print(without_controls(traceback.format_exc()), file=sys.stderr)
             return 1
-        print(f"mmfsdp {command}: {message}{hint}", file=sys.stderr)
+        print(f"mmfsdp {command}: {message}{hint and f'; {hint}'}", file=sys.stderr)
         if isinstance(error, OwnCodeError) and error.traceback:
             print(error.traceback.rstrip(), file=sys.stderr)
         return 2

@@ -12,6 +12,8 @@ from ipaddress import ip_address
 
 import psutil
 
+from .causes import SITE
+from .error_kinds import with_kind
 from .local import LOOPBACK
 
 HOST_VARIABLE = "MMFSDP_HOST"
@@ -69,7 +71,7 @@ def address_of(host: str) -> str:
     except (socket.gaierror, UnicodeError) as error:
         words = f"{host!r} has no address on {socket.gethostname()} ({error})"
         fix = "name the first node as others reach it by launch.host, such as {host}i, or export MASTER_ADDR"
-        raise OSError(f"no rank reaches {host}: {words}; {fix} in launch.setup") from None
+        raise with_kind(OSError(f"no rank reaches {host}: {words}; {fix} in launch.setup"), SITE) from None
 
 
 def set_interface_to(address: str) -> None:
@@ -144,4 +146,4 @@ def check_answers(host: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S)
     words = f"no rank reaches {host} ({address}):{port} from {socket.gethostname()}: {cause}; rank 0 listens there. "
     words += "If the nodes reach each other by another name or network, set launch.host (such as {host}i) or "
     words += "launch.interface; else ask the administrators whether nodes may connect to ports 20000 to 31999 of others"
-    raise OSError(words)
+    raise with_kind(OSError(words), SITE)

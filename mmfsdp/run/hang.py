@@ -9,23 +9,27 @@ it works in containers without Slurm's commands.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import time
 from pathlib import Path
 
 from ..hangs.rank_server import remove
-from ..hangs.stacks import main_stack
+from ..hangs.stacks import main_stack, waits_for_workers
 from .ask_ranks import sockets_here
+from .causes import NOT_STARTED, SHARED_MEMORY, SILENCE
 from .folder import HEARTBEAT_BYTES, heartbeat_path, last_log_lines, make_inner_folder, open_own, read_heartbeat, touch
 from .local import JOB_VARIABLE, process_start, signal_rank
-from .named_hang import name_hang_of
-from .record import MORE_SHARED_MEMORY, SHARED_MEMORY_FULL, RunRecord, RunState, Status, rank_status, write_status
+from .named_hang import kind_of_hang, name_hang_of
+from .record import RunRecord, RunState, Status, ended, rank_status, write_status
 from .slurm_state import scancel
 from .stages import SLOW_FACTOR, is_step, patience_s, progress_of
 
-NOT_STARTED = "start; can its node see launch.folder?"
+NEVER_REPORTED = "start; can its node see launch.folder?"
 """The activity of a rank that has not reported anything: its process did not start, or it cannot see the folder."""
+_NO_SHARED_MEMORY = re.compile(r"^RuntimeError: unable to write to file </torch_\w+>: No space left", re.MULTILINE)
+"""What multiprocessing prints in a data worker that cannot hand over its batch, and goes on; its rank waits for it."""
 STACK_DUMP_S = 0.5
 """Seconds that a rank may take to write its stack into its log."""
 SUSPENDED_S = 5.0
@@ -59,7 +63,7 @@ class HangDetector:
         self.limit_s = record.hang_timeout_s
         self.longest_step_s = 0.0
         self.last_check = self.awake_since = time.monotonic()
-        self.activities = [NOT_STARTED] * record.ranks
+        self.activities = [NEVER_REPORTED] * record.ranks
         """What each rank last reported that it does."""
         self.changed = [0.0] * record.ranks
         """When each rank was seen to report that; 0 if it has reported nothing."""
@@ -87,15 +91,18 @@ class HangDetector:
             dump_stack(self.folder, self.record, rank)
         log = "" if rank is None else last_log_lines(self.folder, rank, size=20_000)
         if named is None:
-            reason = f"rank {rank} does not answer (in {self.activities[slowest]}): it hangs"
-            reason += f"; the limit is launch.silence_s, {self.limit_s:g} s"
+            cause = f"rank {rank} does not answer (in {self.activities[slowest]}): it hangs"
+            cause += f"; the limit is launch.silence_s, {self.limit_s:g} s"
+            kind = NOT_STARTED if self.activities[slowest] == NEVER_REPORTED else SILENCE
         else:
             where = self.activities[slowest if rank is None else rank]
-            reason = f"{named.words(main_stack(log))}; no rank has reported for launch.silence_s, {self.limit_s:g} s"
-            reason += f" (rank {slowest if rank is None else rank}: {where})"
-        if SHARED_MEMORY_FULL.search(log):
-            reason += MORE_SHARED_MEMORY  # a data worker that cannot hand over its batch says so, and goes on
-        return RunState(Status.FAILED, reason, rank, "" if rank is None else last_log_lines(self.folder, rank))
+            cause = f"{named.words(main_stack(log))}; no rank has reported for launch.silence_s, {self.limit_s:g} s"
+            cause += f" (rank {slowest if rank is None else rank}: {where})"
+            kind = kind_of_hang(named.hang)
+        if waits_for_workers(main_stack(log)) and _NO_SHARED_MEMORY.search(log):
+            kind = SHARED_MEMORY
+        traceback = "" if rank is None else last_log_lines(self.folder, rank)
+        return ended(Status.FAILED, cause, kind=kind, rank=rank, traceback=traceback)
 
     def _read_heartbeats(self, now: float) -> None:
         for rank in range(self.record.ranks):

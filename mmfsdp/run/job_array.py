@@ -42,7 +42,7 @@ def submit_array(members: Sweep) -> None:
         submit_in_parts(members, waiting)
     except Exception as error:
         for name in waiting:
-            slurm.refuse(members.path / name, f"the submission failed: {error or type(error).__name__}")
+            write_status(members.path / name, slurm.failed_submission(error), finished=time.time())
         raise
 
 
@@ -111,7 +111,8 @@ def submit_in_parts(members: Sweep, waiting: list[str]) -> None:
                 if number:
                     slurm.accept_call(members.path / name, job=f"{number}_{task}")
                 else:
-                    slurm.refuse(members.path / name, slurm.refusal(done.stderr, done.stdout))
+                    refused = slurm.refusal(done.stderr, done.stdout)
+                    write_status(members.path / name, refused, finished=time.time())
             del waiting[: len(names)]
             part, job, size = part + 1, number, largest
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from .causes import GONE, NO_SIGN
 from .folder import NO_FILE, last_line, last_row
 from .record import (
     CANCELLING,
@@ -25,6 +26,7 @@ from .record import (
     Status,
     all_done,
     cancelled_state,
+    ended,
     first_failure,
     rank_statuses,
     read_status,
@@ -179,7 +181,7 @@ def local_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState
     if not is_here(record):  # all that is known is in its files
         silence_s = _silence(folder)
         if silence_s > OTHER_HOST_TIMEOUT_S:
-            return RunState(Status.LOST, f"no sign of life from {record.host} for {silence_s:.0f} s")
+            return ended(Status.LOST, f"no sign of life from {record.host} for {silence_s:.0f} s", kind=NO_SIGN)
         state = replace(state, reason=state.reason or f"its processes are on {record.host}, not on this machine")
     elif not supervised and processes_of(record, folder):
         return replace(state, reason="its supervisor was killed; the ranks are still running")
@@ -223,11 +225,11 @@ def _state_after_death(folder: Path, record: RunRecord) -> RunState:
     statuses = rank_statuses(folder, record)
     if all_done(statuses):
         return RunState(Status.COMPLETED)
-    reason = "its processes are gone without a result: killed, no disk space, or the machine was restarted"
+    cause = "its processes are gone without a result: killed, no disk space, or the machine was restarted"
     with suppress(OSError):  # another person may not read it
         words = last_line(folder / "logs" / "supervisor.log")
-        reason += words and f"; its supervisor's last words are: {words}"
-    return first_failure(statuses) or RunState(Status.LOST, reason)
+        cause += words and f"; its supervisor's last words are: {words}"
+    return first_failure(statuses) or ended(Status.LOST, cause, kind=GONE)
 
 
 def file_age(path: Path) -> float | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.plan import WrapPlan
@@ -16,11 +15,10 @@ from ..hangs.stacks import Frame, main_stack
 from ..hangs.words import NO_ORDER, hang_words
 from ..params import ParamError, RunParams
 from .ask_ranks import KEPT_PLAN, ask_here, ask_ranks, kept, sockets_here
+from .causes import COLLECTIVES, LOST_PEER
 from .folder import last_bytes, last_log_lines, log_paths, read_json
-from .record import DIFFERENT_COLLECTIVES, RunRecord, RunState, library_error, rank_statuses
-
-LOST_RANK = re.compile("Connection (closed|reset) by peer|Broken pipe", re.IGNORECASE)
-"""In the error of a rank whose collective failed since another rank is gone."""
+from .record import RunRecord, RunState, ended, rank_statuses
+from .silent_ranks import library_error
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,11 @@ class NamedHang:
     def words(self, frames: Sequence[Frame]) -> str:
         """Return it in a sentence. frames: the stack of that rank, the innermost frame first."""
         return hang_words(self.hang, self.order, frames)
+
+
+def kind_of_hang(hang: Hang) -> str:
+    """Return the kind of a hang, as causes.py knows it."""
+    return ENDED if hang.process == ENDED else hang.kind
 
 
 def name_hang_of(folder: Path, record: RunRecord) -> NamedHang | None:
@@ -64,14 +67,15 @@ def with_cause(folder: Path, record: RunRecord, state: RunState) -> RunState:
     """
     order = order_of_run(folder)
     hang: Hang | None = None
-    if DIFFERENT_COLLECTIVES in state.reason:
+    if state.kind == COLLECTIVES:
         hang = _departure(folder, record, order)
-    elif LOST_RANK.search(state.reason.partition("; then rank ")[0]):
+    elif state.kind == LOST_PEER:
         hang = find_ended(with_ended(folder, record, kept(folder, record)))
     if hang is None or hang.rank is None:
         return state
     stack = main_stack(last_log_lines(folder, hang.rank, size=64_000))
-    return replace(state, reason=f"{hang_words(hang, order, stack)}; then {state.reason}", rank=hang.rank)
+    cause, kind = hang_words(hang, order, stack), kind_of_hang(hang)
+    return ended(state.status, cause, kind=kind, then=state.reason, rank=hang.rank, traceback=state.traceback)
 
 
 def _departure(folder: Path, record: RunRecord, order: StepOrder) -> Hang | None:

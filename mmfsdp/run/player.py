@@ -27,7 +27,7 @@ from .folder import (
     write_json,
 )
 from .pretraining import FILE as BACKBONES_FILE
-from .record import CANCELLING, RunRecord, RunState, Status, read_status, status_values, write_status
+from .record import CANCELLING, RunRecord, RunState, Status, ended, read_status, status_values, write_status
 from .recording import AGAIN, BACKBONES, BEAT, EVENT, LOG, RANK, RESULT, ROW, STATE, Moment, Recording
 from .stages import progress_of
 
@@ -55,7 +55,7 @@ def replay_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunStat
         words = last_line(folder / "logs" / PLAYER_LOG)
         if not words and shutil.disk_usage(folder).free < FULL_BYTES:  # then it could not even write why it ended
             words = "the disk is full"
-        return RunState(Status.LOST, "its player has ended; start another replay" + (f" ({words})" if words else ""))
+        return ended(Status.LOST, "its player has ended" + (f" ({words})" if words else ""), fix="start another replay")
     if state.status is Status.STARTING and has_steps:  # a row is written before the state
         state = replace(state, status=Status.RUNNING)
     return state
@@ -110,7 +110,7 @@ class Player:
         logs, rank, value = self.folder / "logs", moment.rank, moment.value
         time_of_it = self.recording.created + moment.at
         if moment.kind == STATE:
-            words = {"reason": value.get("reason", ""), "traceback": value.get("traceback", "")}
+            words = {key: value.get(key, "") for key in ("reason", "traceback", "kind", "cause", "fix")}
             self.state = RunState(Status(value["status"]), rank=value.get("rank"), **words)
         elif moment.kind == AGAIN:
             self._beats.clear()

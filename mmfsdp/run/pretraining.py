@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 from ..params import GENERATED, ParamError, RunParams
 from .folder import NUMBER, Types, last_line, of_types, open_own, read_json, write_json
-from .record import TRAIN, TRAIN_AND_CAPTION, RunState, Status, advice, write_status
+from .record import TRAIN, TRAIN_AND_CAPTION, RunState, Status, ended, write_status
 
 FILE = "backbones.json"
 """How far they are; in logs/ of the run folder."""
 LOG = "backbones.log"
 """What the process prints; beside it."""
-TYPES: Types = {"label": str, "share": NUMBER, "left_s": NUMBER, "error": str, "traceback": str}
+TYPES: Types = {"label": str, "share": NUMBER, "left_s": NUMBER, "error": str, "kind": str, "traceback": str}
 WRITE_INTERVAL_S = 0.3
 """Seconds between two writings of how far it is."""
 ALIVE_INTERVAL_S = 10.0
@@ -89,8 +89,8 @@ def pretrain_first(folder: Path, stop_requested: Callable[[], RunState | None]) 
         return stop_requested()
     values = of_types(read_json(folder / "logs" / FILE) or {}, TYPES)
     error = values.get("error") or f"exit code {process.returncode}; {last_line(folder / 'logs' / LOG)}"
-    words = f"the backbones could not be pretrained: {error}{advice(error)}"
-    return RunState(Status.FAILED, words, traceback=values.get("traceback", ""))
+    cause = f"the backbones could not be pretrained: {error}"
+    return ended(Status.FAILED, cause, kind=values.get("kind", ""), traceback=values.get("traceback", ""))
 
 
 def ensure_backbones(params: RunParams, progress: Callable[[str, float], None]) -> None:

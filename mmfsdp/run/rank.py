@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +21,7 @@ from ..params.launching import JOB_SIGNALS
 from ..params.own import OwnCodeError
 from .address import check_answers, set_address
 from .ask_ranks import keep_entered, prepare_sockets
+from .error_kinds import kind_of
 from .folder import add_event, last_row, touch, write_json
 from .hang import Heartbeat
 from .local import LOOPBACK, RUN_VARIABLE, process_start
@@ -33,8 +33,6 @@ from .slurm_state import PREEMPTED_FILE, RESTART_COUNT
 
 VISIBLE_DEVICES = "MMFSDP_CUDA_VISIBLE_DEVICES"
 """CUDA_VISIBLE_DEVICES of the person who launched; submitit's local executor hides the GPUs."""
-SHARED_MEMORY = "/dev/shm"
-"""The file system in memory by which data workers hand batches to their rank, and NCCL's ranks of a node talk."""
 
 
 def run_rank(folder: str) -> None:
@@ -86,9 +84,7 @@ def run_rank(folder: str) -> None:
         lines = traceback.format_exc()
         if isinstance(error, OwnCodeError):
             text, lines = str(error), error.traceback or lines
-        if "No space left on device" in text and is_full(SHARED_MEMORY):
-            text = f"{SHARED_MEMORY} is full: {text}"
-        report(state="failed", error=text[:500], traceback=lines[-20_000:])
+        report(state="failed", error=text[:500], kind=kind_of(error), traceback=lines[-20_000:])
         raise
     report(state="done")
 
@@ -135,15 +131,6 @@ def enter_step() -> None:
     """Let a rank of a step know its step's nodes where it asks for its job's, which may be more."""
     os.environ["SLURM_JOB_NUM_NODES"] = os.environ["SLURM_STEP_NUM_NODES"]
     os.environ["SLURM_JOB_NODELIST"] = os.environ["SLURM_STEP_NODELIST"]
-
-
-def is_full(folder: str) -> bool:
-    """Return True if a file system has less than 1 % of its space left."""
-    try:
-        usage = shutil.disk_usage(folder)
-    except OSError:
-        return False
-    return usage.free < 0.01 * usage.total
 
 
 def set_environment(job: JobEnvironment, record: RunRecord) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from ..params import ParamError
 from ..params.base import without_controls
 from ..params.enums import Choice
+from .causes import ADVICE
 from .folder import NUMBER, Row, Types, of_types, read_json, write_json
 
 TRAIN = "mmfsdp.train:run"
@@ -77,6 +77,12 @@ class RunState:
     """The rank that failed first."""
     traceback: str = ""
     """That rank's traceback, or its last log lines if it died without one."""
+    kind: str = ""
+    """The kind of its cause (causes.py); empty where nobody knows it."""
+    cause: str = ""
+    """The cause in the reason, without advice and without what came after it; empty where the reason is all cause."""
+    fix: str = ""
+    """What to do, where the kind alone does not say it."""
     step: int = 0
     """Optimizer steps done."""
     steps: int = 0
@@ -105,6 +111,22 @@ class RunState:
         return f"{words} [{replay_words(self.replay_of)}]" if self.replay_of else words
 
 
+def ended(
+    status: Status,
+    cause: str,
+    *,
+    kind: str = "",
+    fix: str = "",
+    then: str = "",
+    rank: int | None = None,
+    traceback: str = "",
+) -> RunState:
+    """Return the state of a run that has ended, whose reason says the cause, what to do, and what came after it."""
+    parts = [cause, fix or ADVICE.get(kind, ""), then and f"then {then}"]
+    reason = "; ".join(part for part in parts if part)
+    return RunState(status, reason, rank, traceback, kind, cause, fix)
+
+
 def replay_words(replay_of: str) -> str:
     """Return that a run is a replay, and what its recording was made on."""
     return f"replay of a recording: {without_controls(replay_of)}"
@@ -118,11 +140,18 @@ STATUS_TYPES: Types = {
     "reason": str,
     "rank": int,
     "traceback": str,
+    "kind": str,
+    "cause": str,
+    "fix": str,
     "job": (str, int),
     "submitted": NUMBER,
     "finished": NUMBER,
     "alive": NUMBER,
 }
+
+
+STATE_KEYS = ("status", "reason", "rank", "traceback", "kind", "cause", "fix")
+"""What status.json holds of a state."""
 
 
 def status_values(folder: Path) -> Row:
@@ -131,8 +160,8 @@ def status_values(folder: Path) -> Row:
 
 
 def _shortened(values: Row) -> Row:
-    """Return the values with texts that are not too long: they are searched for what to do, and shown in a line."""
-    for key in ("reason", "error"):
+    """Return the values with texts that are not too long: they are shown in a line."""
+    for key in ("reason", "cause", "fix", "kind", "error"):
         if key in values:
             values[key] = values[key][:MAX_REASON]
     if "traceback" in values:
@@ -147,13 +176,14 @@ def read_status(folder: Path) -> RunState:
         status = Status(values.get("status", "QUEUED"))
     except ValueError:
         status = Status.QUEUED
-    return RunState(status, values.get("reason", ""), values.get("rank"), values.get("traceback", ""))
+    texts = [values.get(key, "") for key in ("traceback", "kind", "cause", "fix")]
+    return RunState(status, values.get("reason", ""), values.get("rank"), *texts)
 
 
 def write_status(folder: Path, state: RunState, **more: Any) -> None:
     """Write a state, and more (job, submitted, finished), into status.json; what else it holds is kept."""
     values = status_values(folder)
-    values |= {"status": state.status, "reason": state.reason, "rank": state.rank, "traceback": state.traceback}
+    values |= {key: getattr(state, key) for key in STATE_KEYS}
     write_json(folder / "status.json", values | more)
 
 
@@ -251,6 +281,7 @@ RANK_TYPES: Types = {
     "time": NUMBER,
     "step": int,
     "error": str,
+    "kind": str,
     "traceback": str,
 }
 
@@ -272,9 +303,10 @@ def first_failure(statuses: list[dict[str, Any]]) -> RunState | None:
     if not failed:
         return None
     first = min(failed, key=lambda status: status.get("time", 0.0))
-    error = first.get("error", "failed")
-    reason = f"rank {first.get('rank')}: {error}{advice(error)}"
-    return RunState(Status.FAILED, reason, first.get("rank"), first.get("traceback", ""))
+    rank = first.get("rank")
+    cause = f"rank {rank}: {first.get('error', 'failed')}"
+    traceback = first.get("traceback", "")
+    return ended(Status.FAILED, cause, kind=first.get("kind", ""), rank=rank, traceback=traceback)
 
 
 def all_done(statuses: list[dict[str, Any]]) -> bool:
@@ -291,47 +323,3 @@ def cancelled_state(folder: Path, record: RunRecord | None, reason: str = "cance
     if result.is_file() and result.stat().st_mtime > started:  # rank 0 writes it after the last step is saved
         return RunState(Status.COMPLETED, f"{reason} after the last step")
     return RunState(Status.CANCELLED, reason)
-
-
-LESS_MEMORY = (
-    "; to need less memory, lower train.batch_size and raise train.accumulation, or set fsdp.activation_checkpointing"
-)
-
-
-SHARED_MEMORY_FULL = re.compile(
-    "(/dev/shm|</torch_|shared memory).*No space left on device|(insufficient|out of) shared memory"
-)
-"""In an error message: not the disk is full, but /dev/shm, by which data workers hand batches to their rank."""
-MORE_SHARED_MEMORY = (
-    "; /dev/shm is full, the shared memory of data workers, 64 MB in most containers: start the container with more, "
-    "or lower data.workers"
-)
-
-
-DIFFERENT_COLLECTIVES = (
-    "; the ranks were in different collectives, or sent different sizes: a part of the model that trains was used on "
-    "some ranks only (use it on all, as in `loss + 0 * part(blank).sum()`), a forward gathered held-out batches of "
-    "different sizes (make train.eval_samples a multiple of the ranks), or a callback communicated on one rank"
-)
-MORE_DISK = "; free some disk space, or set launch.folder (MMFSDP_CACHE for backbones) to another disk"
-ADVICE = (MORE_SHARED_MEMORY, MORE_DISK, DIFFERENT_COLLECTIVES, LESS_MEMORY)
-"""What `advice` appends to an error."""
-_LIBRARY_ERROR = re.compile(r"^terminate called .*\n(?:.*\n)?? *what\(\): +(.+)$", re.MULTILINE)
-"""What C++ prints when it ends a process by an exception that nobody caught, as gloo's are."""
-
-
-def library_error(log: str) -> str:
-    """Return the message with which a library in C++ ended a process, by what it has printed; "" if none did."""
-    found = _LIBRARY_ERROR.findall(log)
-    return found[-1][:400] if found else ""
-
-
-def advice(error: str) -> str:
-    """Return what to do about an error message, to be appended to it; empty if there is no advice."""
-    if SHARED_MEMORY_FULL.search(error):
-        return MORE_SHARED_MEMORY
-    if re.search("No space left on device|Disk quota exceeded", error):
-        return MORE_DISK
-    if "op.preamble.length <= op.nbytes" in error:
-        return DIFFERENT_COLLECTIVES
-    return LESS_MEMORY if re.search("MemoryError|can't allocate memory|bad_alloc", error) else ""

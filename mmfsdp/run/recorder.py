@@ -331,7 +331,10 @@ def _final_state(folder: Path, statuses: list[dict[str, Any]]) -> RunState:
 def _state(state: RunState) -> Mapping[str, Any]:
     """Return what a moment holds of a state."""
     values: Row = {"status": state.status.value, "reason": state.reason, "traceback": state.traceback}
-    return values if state.rank is None else values | {"rank": state.rank}
+    for key in ("rank", "kind", "cause", "fix"):
+        if getattr(state, key) not in (None, ""):
+            values[key] = getattr(state, key)
+    return values
 
 
 def _lines(path: Path, tail_bytes: int) -> Iterator[str]:

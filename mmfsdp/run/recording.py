@@ -35,7 +35,7 @@ from .folder import (
     write_text,
 )
 from .pretraining import TYPES as BACKBONES_TYPES
-from .record import ENTRIES, RANK_TYPES, REPLAY, STATUS_TYPES, TRAIN, RunRecord, Status
+from .record import ENTRIES, RANK_TYPES, REPLAY, STATE_KEYS, STATUS_TYPES, TRAIN, RunRecord, Status
 
 T = TypeVar("T")
 
@@ -59,9 +59,9 @@ heartbeat of a rank; a row of metrics; an event; a line of a rank's log; the res
 
 HEADER_TYPES: Types = {"format": int, "about": str, "created": NUMBER, "run": dict, "params": dict, "plan": dict}
 VALUE_TYPES: dict[str, Types] = {
-    STATE: {key: STATUS_TYPES[key] for key in ("status", "reason", "rank", "traceback")},
+    STATE: {key: STATUS_TYPES[key] for key in STATE_KEYS},
     BACKBONES: {key: BACKBONES_TYPES[key] for key in ("label", "share", "left_s")},
-    RANK: {key: RANK_TYPES[key] for key in ("state", "host", "step", "error", "traceback")},
+    RANK: {key: RANK_TYPES[key] for key in ("state", "host", "step", "error", "kind", "traceback")},
     ROW: METRIC_TYPES,
     EVENT: {key: EVENT_TYPES[key] for key in ("step", "kind", "text")},
     RESULT: RESULT_TYPES,

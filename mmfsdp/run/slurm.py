@@ -16,13 +16,14 @@ from submitit.core.utils import DelayedSubmission, FailedJobError, FailedSubmiss
 
 from ..params import Executor, LaunchParams, ParamError, RunParams
 from ..params.run import with_cluster
+from .error_kinds import kind_of
 from .folder import write_text
 from .hub_cache import check_cached, is_offline
 from .never_starts import refused_field
 from .placement import with_ranks
 from .pretraining import pretrain_first
 from .rank import run_rank
-from .record import RunRecord, RunState, Status, advice, write_status
+from .record import RunRecord, RunState, Status, ended, write_status
 from .site import (
     command_words,
     export_lines,
@@ -172,8 +173,7 @@ def submit(folder: Path) -> None:
     try:
         _submit(folder)
     except Exception as error:
-        reason = f"the submission failed: {error or type(error).__name__}{advice(str(error))}"
-        refuse(folder, reason, traceback.format_exc())
+        write_status(folder, failed_submission(error), finished=time.time())
         raise
 
 
@@ -189,7 +189,7 @@ def _submit(folder: Path) -> None:
         job = executor.submit(run_rank, str(folder))
     except (FailedJobError, FailedSubmissionError) as failure:
         printed = getattr(failure.__cause__, "output", "")  # submitit's own words are those on stderr
-        return refuse(folder, refusal(str(failure), printed))
+        return write_status(folder, refusal(str(failure), printed), finished=time.time())
     job.paths.submitted_pickle.chmod(0o600)
     write_status(folder, RunState(Status.QUEUED), job=job.job_id, submitted=time.time())
     if (folder / "cancel").exists():
@@ -216,13 +216,8 @@ def accept_call(folder: Path, *, job: str) -> None:
     write_status(folder, RunState(Status.QUEUED), job=job, submitted=time.time())
 
 
-def refuse(folder: Path, reason: str, traceback: str = "") -> None:
-    """Write into status.json that a run is not submitted, and why."""
-    write_status(folder, RunState(Status.FAILED, reason, traceback=traceback), finished=time.time())
-
-
-def refusal(error: str, printed: str = "") -> str:
-    """Return Slurm's error message in one line, without what a cluster's banners say on stderr.
+def refusal(error: str, printed: str = "") -> RunState:
+    """Return the state of a run that Slurm refuses: its error message in one line, without a cluster's banners.
 
     printed: what sbatch wrote to stdout, where a site's own checks may say why.
     """
@@ -233,7 +228,13 @@ def refusal(error: str, printed: str = "") -> str:
         words += f"; sbatch printed: {printed}"
     words = words or printed or "sbatch gave no job number and no reason; ask the administrators"
     field = refused_field(words)
-    return f"Slurm refuses it: {words}" + (f"; change {field}" if field else "")
+    return ended(Status.FAILED, f"Slurm refuses it: {words}", fix=f"change {field}" if field else "")
+
+
+def failed_submission(error: Exception) -> RunState:
+    """Return the state of a run whose submission raised an exception. Call it where that is caught."""
+    cause = f"the submission failed: {error or type(error).__name__}"
+    return ended(Status.FAILED, cause, kind=kind_of(error), traceback=traceback.format_exc())
 
 
 def submitted_job(output: str) -> str:

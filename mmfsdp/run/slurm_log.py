@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .causes import NO_LOG, NOT_STARTED
 from .folder import last_log_lines
-from .record import RunState, Status, first_failure
+from .record import RunState, Status, ended, first_failure
 from .silent_ranks import death_words
 
 _CANCELLED_LINE = re.compile(r"error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*")
@@ -69,20 +69,22 @@ def failure_in_job(folder: Path, statuses: list[dict[str, Any]], log: str) -> Ru
     for error in crashes + errors[:1]:
         if any(statuses[rank].get("state") == "failed" for rank in error.ranks if rank < len(statuses)):
             break  # it has reported why
-        state = _silent_death(folder, statuses, error)
-        return replace(state, reason=f"{state.reason}; then {reported.reason}") if reported else state
+        return _silent_death(folder, statuses, error, then=reported.reason if reported else "")
     return reported
 
 
-def _silent_death(folder: Path, statuses: list[dict[str, Any]], error: TaskError) -> RunState:
-    """Return the state of a job whose first failed rank reported nothing at its end."""
-    rank, words = error.ranks[0], error.error
+def _silent_death(folder: Path, statuses: list[dict[str, Any]], error: TaskError, *, then: str) -> RunState:
+    """Return the state of a job whose first failed rank reported nothing at its end. then: what came after it."""
+    rank, words, kind = error.ranks[0], error.error, ""
     last_words = last_log_lines(folder, rank)
     if rank < len(statuses) and not statuses[rank]:
+        kind = NOT_STARTED
         words += f" before it started{_own_words(last_words)}"
-    elif ended := death_words(folder, rank):
-        words += f", it {ended}"
-    return RunState(Status.FAILED, f"rank {rank} on {error.node}: {words}", rank, last_words)
+    else:
+        death, kind = death_words(folder, rank)
+        words += f", it {death}" if death else ""
+    cause = f"rank {rank} on {error.node}: {words}"
+    return ended(Status.FAILED, cause, kind=kind, then=then, rank=rank, traceback=last_words)
 
 
 def failure_without_rank(folder: Path, reason: str) -> RunState:
@@ -92,8 +94,8 @@ def failure_without_rank(folder: Path, reason: str) -> RunState:
     if lines:
         return RunState(Status.FAILED, lines[-1][:500], traceback=log[-4000:])
     words = f"the job left no log, and no rank has reported anything{f' ({reason})' if reason else ''}"
-    hint = f"; if its first node cannot see {folder}, put launch.folder where all nodes can write"
-    return RunState(Status.FAILED, words + hint)
+    fix = f"if its first node cannot see {folder}, put launch.folder where all nodes can write"
+    return ended(Status.FAILED, words, kind=NO_LOG, fix=fix)
 
 
 def _own_words(log: str) -> str:

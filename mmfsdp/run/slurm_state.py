@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .causes import NEVER_STARTS
 from .folder import NO_FILE, last_line, last_log_lines, read_file
 from .local import is_here, is_supervised
 from .named_hang import with_cause
@@ -25,6 +26,7 @@ from .record import (
     Status,
     all_done,
     cancelled_state,
+    ended,
     first_failure,
     rank_status,
     rank_statuses,
@@ -62,18 +64,20 @@ JOB_NUMBER = re.compile("[0-9]{1,18}(_[0-9]{1,9})?")
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 """Slurm's states of jobs that have not started, or not started again."""
 ENDED = {
-    "TIMEOUT": "the time limit was reached; raise launch.timeout_min",
+    "TIMEOUT": "the time limit was reached",
     "DEADLINE": "its deadline has passed",
     "NODE_FAIL": "a node failed",
     "BOOT_FAIL": "a node did not boot",
-    "OUT_OF_MEMORY": "out of memory; raise launch.mem",
+    "OUT_OF_MEMORY": "out of memory",
     "PREEMPTED": "preempted, and this cluster does not requeue it",
     "FAILED": "",
     "COMPLETED": "",
     "CANCELLED": "cancelled by scancel or the cluster's administrators",
     "REVOKED": "moved to another cluster",
 }
-"""Slurm's final states of jobs -> the reason to show; empty where the ranks' own reports say more."""
+"""Slurm's final states of jobs -> the cause to show; empty where the ranks' own reports say more."""
+FIX_OF_END = {"TIMEOUT": "raise launch.timeout_min", "OUT_OF_MEMORY": "raise launch.mem"}
+"""Slurm's final states of jobs -> what to do."""
 
 
 def slurm_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState:
@@ -144,7 +148,7 @@ def _state_from_files(folder: Path, record: RunRecord) -> RunState | None:
     if all_done(statuses):
         return RunState(Status.COMPLETED)
     if (folder / "logs" / PREEMPTED_FILE).exists():
-        return RunState(Status.FAILED, "preempted, and not requeued; resume it")
+        return ended(Status.FAILED, "preempted, and not requeued", fix="resume it")
     log = last_log_lines(folder, 0, size=40_000)
     if "srun: error: Node failure on " in log or first_failure(statuses) is None:
         return None  # Slurm requeues a job that has lost a node
@@ -175,6 +179,7 @@ def _state_from_slurm(folder: Path, record: RunRecord, number: str, *, has_steps
         words = f"job {number} waits{_waiting_reason(job)}"
         if fix := what_to_do(job.reason, job=number, timeout_min=record.timeout_min):
             words = f"will not start: {fix} (job {number}: {job.reason})"
+            return RunState(Status.QUEUED, words + trouble, kind=NEVER_STARTS, cause=job.reason, fix=fix)
         return RunState(Status.QUEUED, words + trouble)
     if job.state == "SUSPENDED":
         reason = f"job {number} is suspended by Slurm{trouble}; `scontrol resume` continues it"
@@ -226,7 +231,7 @@ def _ended_state(folder: Path, record: RunRecord, number: str, job: Job) -> RunS
     if not job.state and _exit_code(folder) is None:
         return RunState(Status.LOST, f"Slurm no longer knows job {number}, and it left no result")
     if ENDED.get(job.state):
-        return RunState(Status.FAILED, ENDED[job.state])
+        return ended(Status.FAILED, ENDED[job.state], fix=FIX_OF_END.get(job.state, ""))
     if _exit_code(folder) == 0:
         return _interrupted_state(statuses)
     return _failure(folder, record, statuses) or failure_without_rank(folder, job.reason)
@@ -244,8 +249,8 @@ def _interrupted_state(statuses: list[dict[str, Any]]) -> RunState:
     ranks = f"rank {unfinished[0]}" if len(unfinished) == 1 else f"ranks {', '.join(unfinished[:8])}"
     if len(unfinished) > 8:
         ranks += f" and {len(unfinished) - 8} more"
-    reason = f"the job ended before {ranks} finished: interrupted, as by a node that was set down; resume it"
-    return RunState(Status.FAILED, reason)
+    cause = f"the job ended before {ranks} finished: interrupted, as by a node that was set down"
+    return ended(Status.FAILED, cause, fix="resume it")
 
 
 @dataclass(frozen=True)

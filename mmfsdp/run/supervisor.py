@@ -19,6 +19,8 @@ import submitit
 from ..hangs.rank_server import remove
 from .address import free_port, loopback_interface, set_interface
 from .ask_ranks import prepare_sockets
+from .causes import MEMORY
+from .error_kinds import kind_of
 from .folder import add_event, last_bytes, last_log_lines, last_row
 from .hang import HangDetector
 from .local import LOOPBACK, is_same_process, oom_kills, stop_processes
@@ -27,13 +29,12 @@ from .preempt import PREEMPT_SIGNAL
 from .pretraining import pretrain_first
 from .rank import VISIBLE_DEVICES, run_rank
 from .record import (
-    LESS_MEMORY,
     RunRecord,
     RunState,
     Status,
-    advice,
     all_done,
     cancelled_state,
+    ended,
     first_failure,
     rank_statuses,
     write_status,
@@ -62,8 +63,8 @@ def supervise(folder: Path) -> None:
         state = supervisor.run()
         write_status(folder, replace(state, status=Status.STARTING))  # the cause now, the end once all is stopped
     except Exception as error:
-        reason = f"the supervisor failed: {error}{advice(str(error))}"
-        state = RunState(Status.FAILED, reason, traceback=traceback.format_exc())
+        cause = f"the supervisor failed: {error}"
+        state = ended(Status.FAILED, cause, kind=kind_of(error), traceback=traceback.format_exc())
     if supervisor and supervisor.step:
         supervisor.step.end()
     stop_processes(record, folder)
@@ -164,7 +165,7 @@ class Supervisor:
         if self.received_signal:
             return cancelled_state(self.folder, self.record, f"stopped by {signal.Signals(self.received_signal).name}")
         if time.monotonic() > self.end:
-            return RunState(Status.FAILED, f"stopped after {self.record.timeout_min} min; raise launch.timeout_min")
+            return ended(Status.FAILED, f"stopped after {self.record.timeout_min} min", fix="raise launch.timeout_min")
         return None
 
     def failure(self) -> RunState | None:
@@ -185,15 +186,16 @@ class Supervisor:
         if not silent_ranks:
             return reported
         rank = silent_ranks[0]
-        cause = "killed from outside, out of memory, or a crash"
-        if oom_kills() > self.oom_kills:
-            cause = "Linux has killed a process for lack of memory since the ranks started"
-        reason = f"rank {rank} died without a traceback: {cause}{LESS_MEMORY}"
-        if ended := death_words(self.folder, rank):
-            reason = f"rank {rank} {ended}"
-        if reported:
-            reason += f"; then {reported.reason}"
-        return RunState(Status.FAILED, reason, rank, last_log_lines(self.folder, rank) or log[-4000:])
+        words, kind = death_words(self.folder, rank)
+        if not words:
+            kind = MEMORY
+            killed = "killed from outside, out of memory, or a crash"
+            if oom_kills() > self.oom_kills:
+                killed = "Linux has killed a process for lack of memory since the ranks started"
+            words = f"died without a traceback: {killed}"
+        then = reported.reason if reported else ""
+        last_lines = last_log_lines(self.folder, rank) or log[-4000:]
+        return ended(Status.FAILED, f"rank {rank} {words}", kind=kind, then=then, rank=rank, traceback=last_lines)
 
     def silent_ranks(self) -> list[int]:
         """Return the ranks whose process has ended without a report of its end."""

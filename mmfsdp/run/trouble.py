@@ -5,7 +5,6 @@ The panel, `mmfsdp watch`, `mmfsdp status` and the report show the same lines.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +12,9 @@ from shlex import quote
 from typing import NamedTuple
 
 from ..params.base import without_controls
+from .causes import FIXES, OF_A_RANK, OF_THE_SITE
 from .folder import PathLike, Row, read_metrics
-from .record import ADVICE, CANCELLING, RunRecord, RunState, Status, first_failure, rank_statuses
+from .record import CANCELLING, RunRecord, RunState, Status, first_failure, rank_statuses
 from .stages import progress_of
 from .state import LAST_ROWS_BYTES, RankProgress, age, not_finite, read_ranks, skipped_steps
 
@@ -37,41 +37,6 @@ class Trouble(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.text}. What to do: {self.fix}" if self.fix else self.text
-
-
-FIXES = {
-    r"the process of rank \d+ .* waits? for it": "find out who stopped that process (`kill -CONT` lets it go on), or "
-    "what it waits for; then resume",
-    "came to the end before the others": "give all ranks the same number of steps: look at the length of their data, "
-    "such as a last batch that only some have, and at code that ends on one rank only; then resume",
-    "in different orders": "call the collectives of both process groups on all their ranks, in one order; then resume",
-    "which other ranks belong to that group is not known": "look at what the other ranks do, in logs/ of the run; in a "
-    "loop of your own call mmfsdp.name_hang after all process groups are made; then resume",
-    "and it does not end": "look at the network between the nodes, and at the GPUs; then resume",
-    "never entered .* instead": "run forward and backward of the same units on all ranks, in one order: look for a "
-    "batch without a picture, a skipped backward, and a call that only some ranks make, such as an evaluation",
-    "never entered": "look at the line where it is: slow or broken data, a lock, or code that only some ranks run; if "
-    "it is slow by nature, raise launch.silence_s; then resume",
-    "does not answer .*: it hangs": "read its stack below; if this work is slow by nature, raise launch.silence_s; "
-    "then resume",
-    "crashed": "look at the line that is named, and at the packages in C or C++ that it calls; then resume",
-    "was ended by a library": "read its last lines below, correct what they name, then resume",
-    "its processes are gone": "free some disk space if the disk is full, then resume",
-    "train.max_skipped": "lower train.lr, or use bf16 rather than fp16",
-    "its launch was interrupted": "launch it again",
-    "its run.json is missing": "cancel it, in case that it still runs; then launch again",
-    "no sign of life": "look at that machine: it is down, or does not see this folder",
-}
-"""Pattern of a reason -> what to do. The first that matches counts."""
-OF_A_RANK = "its last lines are below: correct what they name, then resume"
-"""What to do about any other error of a rank."""
-
-
-OF_THE_SITE = re.compile(
-    "no rank reaches|has no address on|nobody answers at|the job left no log|can its node see|before it started"
-    "|NCCL error|ncclSystemError|ncclRemoteError|DistNetworkError|DistStoreError|Unable to find address for"
-)
-"""Reasons that lie in a machine or a cluster rather than in a training."""
 
 
 def troubles(folder: PathLike, state: RunState, *, ranks: Sequence[RankProgress] | None = None) -> list[Trouble]:
@@ -114,29 +79,22 @@ def _failure(folder: Path, record: RunRecord | None, state: RunState) -> Trouble
         failure = (first_failure(rank_statuses(folder, record)) if record else None) or state
         if failure is state:
             return None
-    text, fix = cause_and_fix(failure.reason, failure.rank)
+    text, fix = cause_and_fix(failure)
     if not text:
         text = "it failed without a reason"
-    if OF_THE_SITE.search(failure.reason):
-        fix = (
-            f"{fix}; `mmfsdp check --config {quote(str(folder / 'params.yaml'))}` looks for what is wrong with the site"
-        )
+    if failure.kind in OF_THE_SITE:
+        command = f"`mmfsdp check --config {quote(str(folder / 'params.yaml'))}`"
+        fix = "; ".join(filter(None, (fix, f"{command} looks for what is wrong with the site")))
     return Trouble(FAILED, failure.rank, text, fix)
 
 
-def cause_and_fix(reason: str, rank: int | None) -> tuple[str, str]:
-    """Return the first cause and what to do, of the reason of a state. rank: the one that failed first, if known."""
-    cause = without_controls(reason).partition("; then rank ")[0]  # the others failed because of it
-    for words in ADVICE:
-        if words in cause:
-            return cause.replace(words, ""), f"{words.removeprefix('; ')}; then resume"
-    for pattern, fix in FIXES.items():
-        if re.search(pattern, cause):
-            return cause.partition("; ")[0] if rank is None else cause, fix
-    if rank is None:  # our own words, with what to do at their end
-        cause, _, fix = cause.partition("; ")
-        return cause, fix
-    return cause, OF_A_RANK
+def cause_and_fix(state: RunState) -> tuple[str, str]:
+    """Return the first cause in the reason of a state, and what to do; "" where nobody knows that."""
+    cause = without_controls(state.cause or state.reason)
+    fix = state.fix or FIXES.get(state.kind, "")
+    if not fix and state.rank is not None:
+        fix = OF_A_RANK
+    return cause, without_controls(fix)
 
 
 def _bad_steps(rows: Sequence[Row]) -> Trouble | None:

@@ -6,20 +6,18 @@ A job is requeued as after a preemption: rank 0 leaves the file by which the bat
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator
 
 from ..checks.lines import NOTE, OK, WRONG, Line
 from ..params import ParamError
+from ..run.causes import NEVER_STARTS
 from ..run.folder import last_log_lines
 from ..run.record import RunState, Status
 from ..run.slurm_state import PREEMPTED_FILE, SUBMIT_TIMEOUT_S, WAITING, current_state
 from ..run.trouble import cause_and_fix
 from .check_run import TIME_LIMIT_MIN, CheckRun
 
-WILL_NOT_START = "will not start: "
-"""Begins the reason of a job that Slurm would leave in the queue for ever (run/slurm_state.py)."""
 REQUEUE_WAIT_S = 60.0
 POLL_S = 0.5
 
@@ -32,8 +30,8 @@ def job_lines(check: CheckRun, tell: Tell, wait_s: float) -> Iterator[Line]:
     assert run is not None
     state = check.wait(tell, SUBMIT_TIMEOUT_S, until=lambda _: run.job is not None)
     if run.job is None:
-        cause, fix = cause_and_fix(state.reason or "sbatch did not answer", None)
-        yield Line("submission", WRONG, cause, fix or "ask the administrators")
+        cause, fix = cause_and_fix(state)
+        yield Line("submission", WRONG, cause or "sbatch did not answer", fix or "ask the administrators")
         return
     began = time.monotonic()
     yield Line("submission", OK, f"job {run.job}")
@@ -61,15 +59,13 @@ def _has_started(check: CheckRun, state: RunState) -> bool:
 
 
 def _never_starts(state: RunState) -> bool:
-    return state.reason.startswith(WILL_NOT_START)
+    return state.kind == NEVER_STARTS
 
 
 def _queue_line(state: RunState, job: str, wait_s: float) -> Line:
     """Return the line of a job that does not start."""
     if _never_starts(state):
-        match = re.fullmatch(rf"{WILL_NOT_START}(.*) \(job \S+: (.*)\)", state.reason)
-        fix, reason = match.groups() if match else ("ask the administrators", state.reason)
-        return Line("queue", WRONG, f"job {job} would never start: {reason}", fix)
+        return Line("queue", WRONG, f"job {job} would never start: {state.cause}", state.fix)
     words = f"after {wait_s / 60:.3g} min the job has not started: {state.reason}"
     fix = "check again when the partition is less busy, with --wait MINUTES, or on another launch.partition"
     return Line("queue", WRONG, words, fix)

@@ -137,7 +137,7 @@ class CheckRun:
         nodes = ", ".join(f"{name}: {len(members)}" for name, members in nodes_of(ranks).items())
         if not missing and all(of.get("doing") == DONE for of in ranks.values()):
             return Line("ranks", OK, f"{self.asked.ranks} have started and ended ({nodes})")
-        cause, fix = cause_and_fix(state.reason, state.rank)
+        cause, fix = cause_and_fix(state)
         if field := re.match("launch.(setup|modules|python): ", cause):
             return Line("batch script", WRONG, cause, f"correct {field[0].rstrip(': ')}; its output is in the log")
         if not state.done:

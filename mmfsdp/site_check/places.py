@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..params.variables import backbone_cache
+from ..run.error_kinds import SHM as SHARED_MEMORY
 from ..run.hub_cache import cache, is_cached
-from ..run.rank import SHARED_MEMORY
 
 PROBE_BYTES = 16 << 20
 """Bytes that are written into a folder and deleted: a quota shows only then."""

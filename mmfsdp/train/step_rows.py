@@ -10,6 +10,8 @@ import torch.distributed as dist
 
 from ..core.step import StepMetrics
 from ..params import TrainParams
+from ..run.causes import SKIPPED_STEPS
+from ..run.error_kinds import with_kind
 from ..run.folder import MetricsWriter
 from .callbacks import Callback, Training
 from .optimizer import lr_factor
@@ -155,7 +157,8 @@ class SkippedSteps(Callback):
     def on_step_end(self, row: dict[str, Any]) -> None:
         """Raise RuntimeError after `max_skipped` skipped steps in a row."""
         if row["skipped_in_a_row"] >= self.limit:
-            raise RuntimeError(
+            words = (
                 f"train.max_skipped: loss or gradient was not finite in {row['skipped_in_a_row']} steps in a row, up "
                 f"to step {row['step']}; they changed no weights. Lower train.lr, or use bf16, not fp16"
             )
+            raise with_kind(RuntimeError(words), SKIPPED_STEPS)

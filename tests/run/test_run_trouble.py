@@ -3,14 +3,18 @@
 import time
 
 import pytest
+import torch
+from torch._utils import ExceptionWrapper
 
 from mmfsdp import RunParams
 from mmfsdp.cli import main
+from mmfsdp.run.causes import FIXES, GONE, LESS_MEMORY, MEMORY, OF_A_RANK, SILENCE
+from mmfsdp.run.error_kinds import kind_of
 from mmfsdp.run.folder import MetricsWriter, write_json
 from mmfsdp.run.hang import Heartbeat
-from mmfsdp.run.record import LESS_MEMORY, RunState, Status, advice, write_status
+from mmfsdp.run.record import RunState, Status, ended, write_status
 from mmfsdp.run.state import read_ranks, run_state
-from mmfsdp.run.trouble import cause_and_fix, headline, is_ending, troubles
+from mmfsdp.run.trouble import headline, is_ending, troubles
 from mmfsdp.run.watch import follow
 from mmfsdp.widgets.banner import banner, tracebacks
 from mmfsdp.widgets.report import report_html
@@ -47,9 +51,16 @@ def beat(folder, rank, activity, *, ago=0.0):
     (folder / f"logs/rank{rank}.beat").write_text(f"{activity:<120} {time.time() - ago}\n")
 
 
-def report_failure(folder, rank, error, *, at):
+def report_failure(folder, rank, error, *, at, kind=""):
     """A rank's own report of its failure."""
-    values = {"rank": rank, "state": "failed", "error": error, "traceback": f"lines of {rank}", "time": at}
+    values = {
+        "rank": rank,
+        "state": "failed",
+        "error": error,
+        "traceback": f"lines of {rank}",
+        "time": at,
+        "kind": kind,
+    }
     write_json(folder / f"logs/rank{rank}.json", values)
 
 
@@ -97,11 +108,12 @@ def test_fp16_skips_steps_to_find_its_loss_scale(folder):
 def test_a_killed_rank_is_told_once(folder):
     """The banner, the headline, the tracebacks and the report together."""
     report_failure(folder, 0, AFTER_IT.removeprefix("rank 0: "), at=2.0)
-    state = RunState(Status.FAILED, f"{KILLED}{LESS_MEMORY}; then {AFTER_IT}", 1, "last words")
+    state = ended(Status.FAILED, KILLED, kind=MEMORY, then=AFTER_IT, rank=1, traceback="last words")
+    assert state.reason == f"{KILLED}; {LESS_MEMORY}; then {AFTER_IT}"
     write_status(folder, state)
     (trouble,) = of(folder)
     assert trouble.kind == "failed" and trouble.rank == 1 and trouble.text == KILLED
-    assert trouble.fix == f"{LESS_MEMORY}; then resume".removeprefix("; ")
+    assert trouble.fix == f"{LESS_MEMORY}; then resume"
     state = run_state(folder)
     lines = [*follow(folder), headline(state, [trouble])]
     for shown in ("\n".join(lines), report_html(folder)):
@@ -162,19 +174,120 @@ def test_a_start_that_takes_a_minute_is_normal_work(folder, activity):
     assert [trouble.kind for trouble in of(folder)] == ["stalled"]
 
 
+HANGS = "rank 1 does not answer (in step 4 data): it hangs; the limit is 4 s"
+
+
 @pytest.mark.parametrize(
-    "reason, rank, cause, fix",
+    "state, fix",
     [
-        ("the time limit was reached; raise launch.timeout_min", None, "the time limit was reached", "raise launch."),
-        ("rank 1 does not answer (in step 4 data): it hangs; the limit is 4 s", 1, "it hangs", "read its stack"),
-        ("rank 0: ValueError: a; b", 0, "rank 0: ValueError: a; b", "correct what they name"),
-        ("its processes are gone without a result: killed", None, "its processes are gone", "then resume"),
-        (f"rank 0: OSError: full{advice('No space left on device')}", 0, "OSError: full", "free some disk space"),
+        (
+            ended(Status.FAILED, "the time limit was reached", fix="raise launch.timeout_min"),
+            "raise launch.timeout_min",
+        ),
+        (ended(Status.FAILED, HANGS, kind=SILENCE, rank=1), FIXES[SILENCE]),
+        (ended(Status.FAILED, "rank 0: ValueError: a; b", rank=0), OF_A_RANK),
+        (ended(Status.LOST, "its processes are gone without a result: killed", kind=GONE), FIXES[GONE]),
+        (ended(Status.FAILED, "rank 0: MemoryError", kind=MEMORY, rank=0, then="rank 1: x"), FIXES[MEMORY]),
+        (ended(Status.FAILED, "what the job printed last; then rank 1 left"), ""),
     ],
 )
-def test_a_reason_is_parted_into_cause_and_fix(reason, rank, cause, fix):
-    text, words = cause_and_fix(reason, rank)
-    assert cause in text and fix in words and fix not in text
+def test_the_cause_and_the_fix_of_a_state_outlive_its_file(folder, state, fix):
+    write_status(folder, state)
+    (trouble,) = of(folder)
+    assert (trouble.text, trouble.fix, trouble.rank) == (state.cause, fix, state.rank)
+
+
+def test_a_status_of_an_earlier_version_is_shown_as_it_is(folder):
+    write_json(folder / "status.json", {"status": "FAILED", "reason": "rank 1: OSError: x; then rank 0: y", "rank": 1})
+    (trouble,) = of(folder)
+    assert (trouble.text, trouble.fix) == ("rank 1: OSError: x; then rank 0: y", OF_A_RANK)
+
+
+OWN_TEXTS = (
+    "my parser crashed on row 3",
+    "the sample was never entered into the table",
+    "NCCL error is not the cause",
+    "row 3 differs; then rank 4 of the table follows",
+    "its processes are gone from the picture",
+    "DistNetworkError is what my test expects",
+    "No space left on device is a caption",
+    "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory",
+    "Connection closed by peer, says my client",
+    "op.preamble.length <= op.nbytes. 12 vs 8",
+    "insufficient shared memory (shm) in the text of a page",
+    "train.max_skipped is a field that I read",
+    "no rank reaches the end; was ended by a library in different orders and it does not end",
+    "no sign of life; its launch was interrupted; can its node see this? before it started",
+)
+ADVICE_WORDS = ("C or C++", "silence_s", "mmfsdp check", "disk", "memory", "train.lr", "rank only", "administrators")
+
+
+def raise_own(text, error_type):
+    raise error_type(text)
+
+
+@pytest.mark.parametrize("text", OWN_TEXTS)
+def test_the_text_of_a_persons_exception_is_neither_searched_nor_cut(folder, text):
+    """Whatever type it has, also from a data worker, whose exception PyTorch raises again in the rank."""
+    for error_type in (RuntimeError, ValueError, OSError, ConnectionError):
+        with pytest.raises(error_type) as raised:
+            raise_own(text, error_type)
+        assert kind_of(raised.value) == ""
+    with pytest.raises(RuntimeError) as raised:
+        try:
+            raise_own(text, RuntimeError)
+        except RuntimeError:
+            wrapped = ExceptionWrapper(where="in DataLoader worker process 0")
+        wrapped.reraise()
+    assert text in str(raised.value) and kind_of(raised.value) == ""
+    report_failure(folder, 1, f"RuntimeError: {text}", at=1.0, kind=kind_of(raised.value))
+    (trouble,) = of(folder)
+    assert (trouble.text, trouble.fix, trouble.rank) == (f"rank 1: RuntimeError: {text}", OF_A_RANK, 1)
+    assert run_state(folder).reason in ("", trouble.text)
+    write_status(folder, ended(Status.FAILED, "rank 0 died", then=trouble.text, rank=0))
+    (trouble,) = of(folder)
+    assert trouble.text == "rank 0 died" and not any(word in trouble.fix for word in ADVICE_WORDS)
+
+
+def too_much_memory():
+    torch.empty(1 << 60)
+
+
+def full_disk():
+    with open("/dev/full", "wb", buffering=0) as file:
+        file.write(b"x")
+
+
+def lost_network():
+    raise torch.distributed.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:268, unhandled system error")
+
+
+def out_of_gpu_memory():
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def wraps_a_cause():
+    try:
+        full_disk()
+    except OSError as error:
+        raise RuntimeError("rank 1 could not write") from error
+
+
+KINDS = {
+    too_much_memory: "memory",
+    lambda: bytearray(1 << 60): "memory",
+    out_of_gpu_memory: "memory",
+    full_disk: "disk",
+    wraps_a_cause: "disk",
+    lost_network: "site",
+}
+
+
+@pytest.mark.parametrize("function", KINDS)
+def test_an_error_of_a_library_is_known_by_its_type_and_by_what_raised_it(function):
+    with pytest.raises(Exception) as raised:
+        function()
+    assert kind_of(raised.value) == KINDS[function]
 
 
 def test_a_hostile_error_reaches_no_page_as_html(folder):
