@@ -28,7 +28,7 @@ from .stages import SLOW_FACTOR, is_step, patience_s, progress_of
 
 NEVER_REPORTED = "start; can its node see launch.folder?"
 """The activity of a rank that has not reported anything: its process did not start, or it cannot see the folder."""
-_NO_SHARED_MEMORY = re.compile(r"^RuntimeError: unable to write to file </torch_\w+>: No space left", re.MULTILINE)
+_NO_SHARED_MEMORY = re.compile(r"^RuntimeError: unable to .*</torch_\w+>: No space left", re.MULTILINE)
 """What multiprocessing prints in a data worker that cannot hand over its batch, and goes on; its rank waits for it."""
 STACK_DUMP_S = 0.5
 """Seconds that a rank may take to write its stack into its log."""

@@ -50,9 +50,9 @@ def test_signals_to_all_processes_of_a_run_with_data_workers_leave_no_trace(tmp_
     changes = {"train.steps": 12, "train.save_every": 2, "train.eval_every": 2, "data.workers": 2}
     params = tiny_run(tmp_path, **changes)
     whole = launch(params.change(**{"launch.name": "whole"}))
-    assert whole.wait(400).ok
+    assert whole.wait(1200).ok
     run = launch(params.change(**{"launch.name": "local"}), entry="tests.launch_entries:signalled")
-    state = run.wait(400)
+    state = run.wait(1200)
     assert state.ok and state.step == 12, f"{state}\n{run.logs(0)}"
     assert [kind for kind, _ in kinds(run)] == 2 * ["preempted", "requeued", "resumed"]
     assert curve(run.path) == curve(whole.path) and final(run.path) == final(whole.path)
