@@ -23,12 +23,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mmfsdp.core.nf4 import FORMAT as NF4
+from mmfsdp.params.own_modules import is_installed, is_of_package
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
 SHAPE_BY_VALUES = (aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim, aten.unique_consecutive)
 INDEXING = (aten.index, aten.index_put, aten.index_put_, aten._unsafe_index)
-PACKAGES = ("/mmfsdp/", "/transformers/", "/open_clip/", "/peft/")
+LIBRARIES = ("/transformers/", "/open_clip/", "/peft/")
 
 
 class PretendCuda(torch.Tensor):
@@ -156,12 +157,18 @@ class Waits(TorchDispatchMode):
 
     def note(self, what: str) -> None:
         """Count a wait at the last line of ours, or of a package that we call."""
-        frames = [f for f in traceback.extract_stack() if any(name in f.filename for name in PACKAGES)]
+        frames = [f for f in traceback.extract_stack() if is_ours_or_called(f.filename)]
         place = "the test itself"
         if frames:
             path = Path(frames[-1].filename)
-            place = f"{path.parent.name}/{path.name}:{frames[-1].lineno} {(frames[-1].line or '')[:80]}"
+            folder = "mmfsdp" if is_of_package(frames[-1].filename) else path.parent.name
+            place = f"{folder}/{path.name}:{frames[-1].lineno} {(frames[-1].line or '')[:80]}"
         self.found[f"{what} ({place})"] += 1
+
+
+def is_ours_or_called(file: str) -> bool:
+    """Return True for a file of the package, wherever its folder is, or of a library that it calls."""
+    return is_of_package(file) or (is_installed(file) and any(name in file for name in LIBRARIES))
 
 
 def refuse_two_devices(operator: Any, args: Any, tensors: list[torch.Tensor]) -> None:

@@ -1,6 +1,7 @@
 """pyproject.toml is the one list of dependencies: environment.yml adds none, and what is installed satisfies it."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+
+import mmfsdp
+from tests.processes import in_fresh_python
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -44,6 +48,30 @@ def test_a_skip_is_a_failure_in_ci_only(tmp_path, ci, ends):
     out = subprocess.run(command, cwd=tmp_path, env={**os.environ, "CI": ci}, capture_output=True, text=True)
     assert ends in out.stdout.splitlines()[-1], out.stdout
     assert (out.returncode == 0) is (not ci)
+
+
+def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path):
+    """A person's project, or the folder of a clone, may be called mmfsdp; Python is then started above it."""
+    (tmp_path / "mmfsdp").mkdir()
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    assert in_fresh_python("import mmfsdp; print(mmfsdp.__file__)", cwd=tmp_path, env=env).strip() == mmfsdp.__file__
+
+
+@pytest.mark.real
+def test_ci_runs_in_a_copy_whose_folder_is_called_mmfsdp_and_keeps_the_exit_code(tmp_path):
+    checkout, tools = tmp_path / "checkout 7", tmp_path / "tools"
+    (checkout / ".venv").mkdir(parents=True)
+    shutil.copytree(ROOT / ".ci", checkout / ".ci")
+    tools.mkdir()
+    for tool in ("slurmdbd", "mariadbd", "chromium", "python3", "make"):  # nothing is installed
+        (tools / tool).write_text('#!/bin/sh\necho "$0 $1 in $PWD has" *.* .[!.]*\n[ "$1" != test ] || exit 3\n')
+        (tools / tool).chmod(0o755)
+    env = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
+    done = subprocess.run([checkout / ".ci/run"], env=env, capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
+    for line, target in zip(done.stdout.splitlines()[-2:], ("lint", "test"), strict=True):
+        assert re.fullmatch(rf"{tools}/make {target} in {tmp_path}/[^/]+/mmfsdp has .* \.ci", line), line
+    assert {path.name for path in tmp_path.iterdir()} == {"checkout 7", "tools"}, "the copy is removed"
 
 
 LACKS = {

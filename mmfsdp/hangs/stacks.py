@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
-PACKAGE = str(Path(__file__).resolve().parent.parent) + "/"
+from ..params.own_modules import is_of_package, is_persons_file
+
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
+_ANY_FRAME = re.compile(r'^  File "(.+?)", line \d+')
 _THREAD = re.compile(r"^(Current thread|Thread) 0x|^Stack \(most recent call first\):")
-_LIBRARIES = re.compile(r"/(site|dist)-packages/|^<frozen ")
-_CALLERS = ("/mmfsdp/widgets/ranks_worker.py", "<frozen runpy>")
 _CRASH = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
 DATA_LOADER = re.compile(r"/torch/utils/data/dataloader\.py$")
 
@@ -60,14 +59,9 @@ def own_frame(frames: list[Frame]) -> Frame | None:
         if is_persons_file(frame.file):
             return frame
     for frame in frames:
-        if not _is_library(frame.file):
+        if is_of_package(frame.file):
             return frame
     return frames[0] if frames else None
-
-
-def is_persons_file(file: str) -> bool:
-    """Return True for a file of a person's own code: none of a library, and none of this package."""
-    return not _is_library(file) and not file.startswith(PACKAGE)
 
 
 def short_stacks(text: str) -> str:
@@ -75,9 +69,10 @@ def short_stacks(text: str) -> str:
     lines: list[str] = []
     torch_frames = 0
     for line in text.splitlines():
-        if line.startswith("  File ") and any(word in line for word in _CALLERS):
+        frame = _ANY_FRAME.match(line)
+        if frame and _calls_cells(frame[1]):
             continue
-        is_of_torch = line.startswith("  File ") and "site-packages/torch/" in line
+        is_of_torch = frame is not None and "site-packages/torch/" in frame[1]
         if is_of_torch and torch_frames:
             torch_frames += 1
             continue
@@ -93,6 +88,6 @@ def waits_for_workers(frames: list[Frame]) -> bool:
     return any(DATA_LOADER.search(frame.file) and "get_data" in frame.function for frame in frames)
 
 
-def _is_library(file: str) -> bool:
-    standard = sysconfig.get_path("stdlib") + "/"
-    return bool(_LIBRARIES.search(file)) or file.startswith(standard)
+def _calls_cells(file: str) -> bool:
+    """Return True for a file that calls the code of a `%%ranks` cell."""
+    return file == "<frozen runpy>" or (is_of_package(file) and file.endswith("/widgets/ranks_worker.py"))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from pydantic import BeforeValidator
 
 from .base import ParamError, Params, did_you_mean, without_controls
-from .own_modules import finding, import_own, is_installed, is_of_package, module_names
+from .own_modules import finding, import_own, is_of_package, is_persons_file, module_names
 
 if TYPE_CHECKING:
     JsonValue = Any
@@ -161,7 +161,7 @@ def own_errors(field: str, words: str) -> Iterator[None]:
     except OwnCodeError:
         raise
     except (Exception, SystemExit) as error:
-        if isinstance(error, ParamError) and not any(map(_is_own, traceback.extract_tb(error.__traceback__))):
+        if isinstance(error, ParamError) and not own_place(error):
             raise
         text = "".join(own_traceback(error))
         link = " " if words.endswith("raised") else ": "
@@ -178,7 +178,7 @@ def own_traceback(error: BaseException) -> list[str]:
         earlier, link = error.__context__, "\nDuring handling of the above exception, another exception occurred:\n\n"
     above = [*own_traceback(earlier), link] if earlier is not None else []
     frames = traceback.extract_tb(error.__traceback__)
-    first = next((place for place, frame in enumerate(frames) if _is_own(frame)), len(frames))
+    first = next((place for place, frame in enumerate(frames) if is_persons_file(frame.filename)), len(frames))
     shown = [frame for frame in frames[first:] if not is_of_package(frame.filename)]
     head = ["Traceback (most recent call last):\n"] if shown else []
     return [*above, *head, *traceback.format_list(shown), *traceback.format_exception_only(error)]
@@ -186,11 +186,5 @@ def own_traceback(error: BaseException) -> list[str]:
 
 def own_place(error: BaseException) -> str:
     """Return the last line of a person's code that an error came through, as `my_data.py, line 12`; "" if none."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_persons_file(frame.filename)]
     return f"{frames[-1].filename.rpartition('/')[2]}, line {frames[-1].lineno}" if frames else ""
-
-
-def _is_own(frame: traceback.FrameSummary) -> bool:
-    """Return True for a frame of neither this package nor Python's library nor an installed package."""
-    file = frame.filename
-    return not (file.startswith("<frozen") or is_of_package(file) or is_installed(file))

@@ -23,7 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-PACKAGE = f"{Path(__file__).resolve().parent.parent}/"
+PACKAGE = tuple({f"{file.parent.parent}/" for file in (Path(__file__), Path(__file__).resolve())})
+"""The folder of this package, as files name it: as Python found it and, if a link led there, where it is."""
 MAX_BYTES = 5 << 20
 """Bytes of own code that a run folder takes."""
 
@@ -83,6 +84,14 @@ def module_names() -> list[str]:
 def is_of_package(file: str) -> bool:
     """Return True for a file of this package."""
     return file.startswith(PACKAGE)
+
+
+def is_persons_file(file: str) -> bool:
+    """Return True for a file of a person's own code: not of this package, Python's library or an installed package.
+
+    A person's own folder may be called mmfsdp, too.
+    """
+    return not (file.startswith("<frozen ") or is_of_package(file) or is_installed(file))
 
 
 @cache

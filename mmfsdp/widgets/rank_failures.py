@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..hangs.stacks import is_persons_file
+from ..params.own_modules import is_persons_file
 
 
 def note_failure(folder: Path, rank: int, error: Exception) -> None:
@@ -60,4 +60,4 @@ def _add(folder: Path, rank: int, text: str) -> None:
 def _is_of_the_course(file: str) -> bool:
     """Return True for a file of the course's own helpers, which a lesson's cell may have imported."""
     course = sys.modules.get("course")
-    return course is not None and str(course.__file__).removesuffix("__init__.py") in file
+    return course is not None and file.startswith(str(course.__file__).removesuffix("__init__.py"))

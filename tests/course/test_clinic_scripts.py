@@ -2,6 +2,7 @@
 
 import json
 import runpy
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -9,8 +10,10 @@ from course import script
 from course.script import changes_in, edit_script, number_and_tool, original, own_script, readable, recorder_table
 from course.script_rank import verify
 
+import mmfsdp
+
 SCRIPTS = sorted(script.ORIGINALS.glob("[0-9][0-9]_*.py"))
-STACK = """step 0  loss 4.1649
+STACK = f"""step 0  loss 4.1649
 Stack (most recent call first):
   File "/v/lib/site-packages/torch/distributed/distributed_c10d.py", line 5170 in all_gather_single
   File "/v/lib/site-packages/torch/autograd/graph.py", line 1072 in _engine_run_backward
@@ -18,7 +21,7 @@ Stack (most recent call first):
   File "/c/08.bug1/cell.py", line 79 in main
   File "/n/course/script_rank.py", line 43 in run
   File "/c/08.bug1/cell.py", line 94 in <module>
-  File "/m/mmfsdp/widgets/ranks_worker.py", line 131 in _rank
+  File "{Path(mmfsdp.__file__).parent}/widgets/ranks_worker.py", line 131 in _rank
   File "<frozen runpy>", line 88 in _run_code
 
 [rank 1 is in main (cell.py, line 79)]

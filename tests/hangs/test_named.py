@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import mmfsdp
 from mmfsdp.core.make_plan import make_plan
 from mmfsdp.hangs import rank_server
 from mmfsdp.hangs.entered import MAX_ENTRIES, Entry, RankRecord, kind_of, parse
@@ -26,10 +27,11 @@ from mmfsdp.hangs.find import (
 )
 from mmfsdp.hangs.order import COUNTS, FIGURES, Planned, StepOrder, step_order
 from mmfsdp.hangs.rank_server import ask, ask_lists, ranks_in, serve, socket_folder
-from mmfsdp.hangs.stacks import Frame, crash, main_stack, own_frame, waits_for_workers
+from mmfsdp.hangs.stacks import Frame, crash, main_stack, own_frame, short_stacks, waits_for_workers
 from mmfsdp.hangs.words import NO_ORDER, hang_words, ranks_words
 from mmfsdp.params import TrainParams
 from tests.mutated import cases
+from tests.processes import in_fresh_python
 from tests.tiny import tiny_flamingo
 
 GATHER, REDUCE = "all-gather", "all-reduce"
@@ -263,6 +265,30 @@ def test_the_line_of_a_persons_own_code_is_found_in_the_newest_stack_of_the_main
     waits = waits.replace("collate", "_try_get_data")
     assert waits_for_workers(main_stack(waits)) and not waits_for_workers(main_stack(STACK))
     assert own_frame(main_stack(waits)).function == "main"
+
+
+def test_a_persons_own_folder_may_be_called_mmfsdp():
+    ours = f'  File "{Path(mmfsdp.__file__).parent}/core/step.py", line 3 in train_step\n'
+    stack = STACK.replace('  File "/home/me/data.py"', f'{ours}  File "/home/me/mmfsdp/data.py"')
+    assert str(own_frame(main_stack(stack))) == "collate (data.py, line 41)"
+    of_libraries = STACK.replace("/home/me/data.py", "/x/site-packages/z.py").replace("/home/me/train.py", "<frozen z>")
+    ours_last = f"{of_libraries}{ours}"
+    assert own_frame(main_stack(ours_last)).function == "train_step", "ours, where no frame is the person's"
+    caller = f'  File "{Path(mmfsdp.__file__).parent}/widgets/ranks_worker.py", line 9 in _rank\n'
+    theirs = '  File "/home/me/mmfsdp/widgets/ranks_worker.py", line 9 in _rank'
+    assert short_stacks(f"{caller}{theirs}") == theirs
+
+
+def test_the_package_is_known_where_a_link_leads_to_its_folder(tmp_path):
+    """As a home folder on a cluster often is a link."""
+    (tmp_path / "link").symlink_to(Path(mmfsdp.__file__).parent.parent)
+    code = (
+        "import mmfsdp; from mmfsdp.params import own_modules; "
+        "print([own_modules.is_of_package(each.__file__) for each in (mmfsdp, own_modules)], mmfsdp.__file__)"
+    )
+    assert in_fresh_python(code, cwd=tmp_path, env=os.environ | {"PYTHONPATH": f"{tmp_path}/link"}).split() == [
+        *("[True,", "True]", f"{tmp_path}/link/mmfsdp/__init__.py")
+    ]
 
 
 @pytest.mark.parametrize(

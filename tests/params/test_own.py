@@ -10,6 +10,7 @@ from mmfsdp.params import ParamError, RunParams, own_modules
 from mmfsdp.params.own import OwnCodeError, call_own, load_own, own_fields
 from mmfsdp.params.own_modules import code_from, own_sources
 from tests.processes import in_fresh_python
+from tests.tracebacks import shows_package
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +183,7 @@ def test_an_error_names_the_field_and_shows_the_lines_of_the_person_alone(text, 
     assert str(error.value).startswith("data.reader: ")
     assert message in str(error.value)
     assert lines in error.value.traceback
-    assert "mmfsdp" not in error.value.traceback
+    assert not shows_package(error.value.traceback)
     assert "importlib" not in error.value.traceback
     assert "\x1b" not in error.value.traceback
     under = OwnCodeError("reader", "words", "lines").under("data")

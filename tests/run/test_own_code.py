@@ -18,6 +18,7 @@ from mmfsdp.run.own_code import changes
 from mmfsdp.run.record import Status
 from mmfsdp.run.trust import UntrustedRun, check_trusted, own_code_of
 from tests.tiny_run import tiny_run
+from tests.tracebacks import shows_package
 
 FILES = Path(__file__).parent.parent / "files" / "own"
 OWN = {
@@ -186,7 +187,7 @@ def test_fresh_code_is_taken_where_it_is_asked_for_and_names_what_changed(quick,
     lines = failed.traceback.splitlines()
     assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", error)
     assert lines[1:3] == [f'  File "{quick.path}/code/my_call.py", line 2, in call', "    return 2 / 0"]
-    assert "mmfsdp/" not in failed.traceback
+    assert not shows_package(failed.traceback)
 
 
 @pytest.mark.real

@@ -4,6 +4,7 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -196,13 +197,17 @@ def test_accounting_knows_what_squeue_has_forgotten(accounted, submit):
 
 
 def test_a_job_whose_ranks_are_interrupted_is_not_complete(submit, cluster):
-    """A node is set down, the ranks end with exit code 0, and the batch script outlives them."""
+    """A node is set down, the ranks end with exit code 0, and the batch script outlives them.
+
+    srun ends with 0, or with 143 where Slurm's SIGTERM reached it before its ranks had ended.
+    """
     run = submit("vanishes", **{"launch.setup": ["trap : TERM"]})
     until(lambda: "step 2" in run.logs(0) and "step 2" in run.logs(3), words=lambda: f"{run.state()}\n{run.logs(0)}")
     cluster.ask("scontrol", "update", f"nodename={NODES[1]}", "state=down", "reason=test")
     try:
         until((run.path / "logs/ranks.end").exists, words=lambda: run.logs(0))
-        assert (run.path / "logs/ranks.end").read_text().strip() == "0", "srun takes it for success"
+        code = until((run.path / "logs/ranks.end").read_text)  # the shell makes the file before it writes
+        assert int(code) in (0, 128 + signal.SIGTERM), run.logs(0)
         assert not run.state().done
         state = until(lambda: (s := run.state()).reason.count(" waits") and s, words=lambda: str(run.state()))
         assert state.status is Status.QUEUED, state
