@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,20 @@ from typing import Any
 import psutil
 
 from ..hangs.entered import RankRecord, parse
-from ..hangs.find import Hang, find_hang
+from ..hangs.find import find_hang
 from ..hangs.name_own import PLAN, order_in
-from ..hangs.order import StepOrder
 from ..hangs.rank_server import SOCKETS_VARIABLE, ask_lists, remove, serve_here, socket_folder, with_groups
-from ..hangs.stacks import main_stack
+from ..hangs.stacks import Frame, main_stack
 from ..hangs.words import NO_ORDER, hang_words
 from ..run.address import free_port
 from .rank_failures import note_failure, tell_failures
+from .rank_moves import Moves, can_run, cpu_seconds_of, one_waits
 
 NOTHING_MOVED = "nothing moved"
-IDLE_S = 4
-"""Ranks that all do nothing for so long hang."""
 LOOK_S = 0.5
-"""Time between two looks at what they compute."""
+"""Time between two looks at what ranks compute."""
+STACK_S = 3.0
+"""Time that a rank has to write down its stack."""
 LIMIT_S = 120
 """Ranks that are busy for longer are ended."""
 PRELOADED = ("torch._dynamo", "mmfsdp.models", "mmfsdp.core.wrap", "mmfsdp.train.profile", "mmfsdp.cli")
@@ -84,41 +84,40 @@ def _run(folder: Path, ranks: int) -> None:
 def _wait(running: dict[int, int], folder: Path, sockets: Path | None) -> None:
     """Wait until all have ended, or one has failed, or they hang: then each says where it stands. End all."""
     why, failed, end = "", [], time.monotonic() + LIMIT_S
-    looks = [(time.monotonic(), 0.0)]  # of the last IDLE_S: the time, and the CPU seconds so far
+    moves, looked = Moves(), time.monotonic()
+    records: dict[int, RankRecord] = {}
     while running and not why:
         failed = [rank for rank, status in _ended(running) if status]
         if failed:
             why = "a rank had failed"
         elif time.monotonic() > end:
             why = f"its {LIMIT_S} s were over"
-        if time.monotonic() - looks[-1][0] > LOOK_S:
-            looks.append((time.monotonic(), _cpu_seconds(running)))
-        if looks[-1][0] - looks[0][0] > IDLE_S:  # ranks that wait for each other compute next to nothing
-            idle = looks[-1][1] - looks[0][1] < IDLE_S / 100
-            why = why or (NOTHING_MOVED if idle else "")
-            looks.pop(0)
+        elif time.monotonic() - looked > LOOK_S:
+            looked = time.monotonic()
+            if moves.are_none(looked, cpu_seconds_of(running), can_run=any(map(can_run, running))):
+                records = _records(running, sockets)
+                why = NOTHING_MOVED if one_waits(records, _frames(running, folder), _at_end(running, folder)) else ""
         time.sleep(0.01)
     time.sleep(0.3 if running else 0)  # the others may be about to fail as well
     failed += [rank for rank, status in _ended(running) if status]
     if failed:
         why = f"rank {tell_failures(folder, failed)} had failed"
     order = NO_ORDER if sockets is None else order_in(sockets / PLAN) or NO_ORDER
-    hang = _hang_of(running, sockets, order) if sockets is not None and why == NOTHING_MOVED else None
-    if running and not failed:
-        for pid in running:
-            os.kill(pid, signal.SIGUSR1)
-        time.sleep(0.3)
-    named = _words(hang, folder, order) if hang is not None else ""
+    hang = find_hang(records, order.fit) if why == NOTHING_MOVED else None
+    frames = {} if failed else _frames(running, folder)
+    named = f"\n[{hang_words(hang, order, frames.get(hang.missing[0], []) if hang.missing else [])}]" if hang else ""
     for rank in running.values():
         (folder / f"{rank}.pt").unlink(missing_ok=True)  # what a rank saved counts only if it came to its end
+        stack = "" if failed else (folder / f"{rank}.stack").read_text(errors="replace")
         with (folder / f"{rank}.log").open("a") as log:
-            log.write(f"{named}\n[ended here, since {why}]\n")
+            log.write(f"{stack}{named}\n[ended here, since {why}]\n")
 
 
-def _hang_of(running: dict[int, int], sockets: Path, order: StepOrder) -> Hang | None:
-    """Return which rank the others wait for, by the collectives that each has entered; None if they cannot tell."""
-    records = {}
-    for pid, rank in running.items():
+def _records(running: dict[int, int], sockets: Path | None) -> dict[int, RankRecord]:
+    """Return which collectives each rank has entered, as far as they tell."""
+    records: dict[int, RankRecord] = {}
+    for pid, rank in running.items() if sockets is not None else ():
+        assert sockets is not None
         records[rank] = RankRecord(rank)
         try:
             records[rank] = with_groups(parse(rank, *ask_lists(sockets, rank)), sockets)
@@ -126,19 +125,26 @@ def _hang_of(running: dict[int, int], sockets: Path, order: StepOrder) -> Hang |
             records[rank] = RankRecord(rank, process=psutil.Process(pid).status())
         except (OSError, ValueError):
             continue
-    return find_hang(records, order.fit)
+    return records
 
 
-def _words(hang: Hang, folder: Path, order: StepOrder) -> str:
-    """Return a hang in a line, with where the missing rank is by the stack that it has printed."""
-    frames = []
-    if hang.rank is not None:
-        frames = main_stack((folder / f"{hang.rank}.log").read_text(errors="replace"))
-    return f"\n[{hang_words(hang, order, frames)}]"
+def _frames(running: dict[int, int], folder: Path) -> dict[int, list[Frame]]:
+    """Return the stack of each rank, the innermost frame first, that it now writes into its RANK.stack."""
+    for pid, rank in running.items():
+        (folder / f"{rank}.stack").write_text("")
+        os.kill(pid, signal.SIGUSR1)
+    end = time.monotonic() + STACK_S
+    texts: dict[int, str] = {}
+    before: dict[int, str] | None = None
+    while (texts != before or not all(texts.values())) and time.monotonic() < end:
+        time.sleep(0.1)
+        before, texts = texts, {rank: (folder / f"{rank}.stack").read_text() for rank in running.values()}
+    return {rank: main_stack(text) for rank, text in texts.items()}
 
 
-def _cpu_seconds(pids: Iterable[int]) -> float:
-    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+def _at_end(running: dict[int, int], folder: Path) -> list[int]:
+    """Return the ranks that have run the cell, and wait until the others have run it, too."""
+    return [rank for rank in running.values() if (folder / f"{rank}.ran").exists()]
 
 
 def _ended(running: dict[int, int]) -> Iterator[tuple[int, int]]:
@@ -162,7 +168,8 @@ def _rank(folder: Path, rank: int, ranks: int, port: int) -> int:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    faulthandler.register(signal.SIGUSR1, all_threads=False)
+    stack = os.open(folder / f"{rank}.stack", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"WORLD_SIZE": str(ranks)}
     serve_here()
@@ -180,6 +187,7 @@ def _rank(folder: Path, rank: int, ranks: int, port: int) -> int:
     try:
         exec(compile(cell.read_text(encoding="utf-8"), str(cell), "exec"), names)
         if dist.is_initialized():
+            (folder / f"{rank}.ran").touch()
             dist.barrier()  # it fails where another rank has failed, later than that one
     except Exception as error:
         note_failure(folder, rank, error)

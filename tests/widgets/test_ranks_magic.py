@@ -77,6 +77,40 @@ def test_a_cell_that_hangs_says_who_is_missing_and_where(shell, folder):
         assert 'cell.py", line ' in said and not shows_package(said) and "runpy" not in said, "no frames of ours"
 
 
+RECEIVING_CELL = """
+if rank == 0:
+    HOW
+"""
+
+
+@pytest.mark.parametrize("how", ["dist.recv(torch.ones(1), src=1)", "dist.irecv(torch.ones(1), src=1).wait()"])
+def test_a_cell_that_receives_what_nobody_sends_hangs_though_no_list_of_collectives_has_it(shell, folder, how):
+    shell.run_cell_magic("ranks", "2 receives", RECEIVING_CELL.replace("HOW", how))
+    assert all(said.endswith("[ended here, since nothing moved]") for said in texts_of(folder, "receives"))
+
+
+SLEEPING_CELL = """
+import time
+
+dist.all_reduce(torch.ones(5))
+if rank == 0:
+    end = time.process_time() + 1
+    while time.process_time() < end:
+        pass
+    dist.destroy_process_group()
+else:
+    time.sleep(7)
+    save(woke=True)
+    dist.destroy_process_group()
+"""
+
+
+def test_ranks_that_wait_in_no_collective_have_not_deadlocked(shell, folder):
+    """Rank 1 sleeps, which nobody waits for, and rank 0 takes its CPU seconds with it when it ends."""
+    shell.run_cell_magic("ranks", "2 sleeps", SLEEPING_CELL)
+    assert texts_of(folder, "sleeps") == ["", ""] and ranks_magic.results("sleeps")[1] == {"woke": True}
+
+
 FAILING_CELL = """
 import of_the_notebook
 from mmfsdp import make_plan
