@@ -22,6 +22,7 @@ from ..run.causes import ADVICE
 from ..run.error_kinds import kind_of
 from ..run.replay import DEFAULT_SPEED
 from ..site_check.check import WAIT_MIN
+from . import interrupts
 from .checking import check
 from .course import course
 from .fetching import fetch
@@ -293,8 +294,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         print()
-        return 130
+        return interrupts.EXIT_CODE
     except Exception as error:
+        if interrupts.were_noted():  # an import that it ended halfway fails with an error of a library
+            print()
+            return interrupts.EXIT_CODE
         message = without_controls(" ".join(str(error).split()))
         hint = ADVICE.get(kind_of(error), "")  # safetensors reports a full disk with an error of its own
         if not (hint or isinstance(error, (ParamError, OSError))):  # a bug, whose traceback a person should see

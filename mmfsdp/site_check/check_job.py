@@ -14,6 +14,7 @@ from ..params import ParamError
 from ..run.causes import NEVER_STARTS
 from ..run.folder import last_log_lines
 from ..run.record import RunState, Status
+from ..run.slow_start import SCRIPT_FILE
 from ..run.slurm_state import PREEMPTED_FILE, SUBMIT_TIMEOUT_S, WAITING, current_state
 from ..run.trouble import cause_and_fix
 from .check_run import TIME_LIMIT_MIN, CheckRun
@@ -40,6 +41,10 @@ def job_lines(check: CheckRun, tell: Tell, wait_s: float) -> Iterator[Line]:
         yield _queue_line(state, run.job, wait_s)
         yield _scancel_line(check)
         return
+    if _ended_in_queue(check, state):
+        words = f"job {run.job} ended before it started: {state.reason or state.status.lower()}"
+        yield Line("queue", WRONG, words, "check again; ask who has cancelled it, if it was not you")
+        return
     yield Line("queue", OK, f"job {run.job} has started after {time.monotonic() - began:.0f} s")
     preempted = run.path / "logs" / PREEMPTED_FILE
     state = check.wait(tell, 60.0 * (TIME_LIMIT_MIN + 1), until=lambda _: preempted.exists())
@@ -56,6 +61,13 @@ def job_lines(check: CheckRun, tell: Tell, wait_s: float) -> Iterator[Line]:
 
 def _has_started(check: CheckRun, state: RunState) -> bool:
     return state.status is not Status.QUEUED or bool(check.facts())
+
+
+def _ended_in_queue(check: CheckRun, state: RunState) -> bool:
+    """Return True for a job that was cancelled, or is gone, before its batch script ran."""
+    assert check.run is not None
+    has_run = (check.run.path / "logs" / SCRIPT_FILE).exists() or check.facts()
+    return state.status in (Status.CANCELLED, Status.LOST) and not has_run
 
 
 def _never_starts(state: RunState) -> bool:

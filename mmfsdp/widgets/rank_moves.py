@@ -1,4 +1,4 @@
-"""Whether the ranks of a `%%ranks` cell do anything: what each of them computes, and whether it waits for others.
+"""Tell whether the ranks of a `%%ranks` cell do anything: what each of them computes, and if it waits for others.
 
 On a busy machine a rank that computes may get next to nothing of a core for seconds. So ranks are deadlocked only if
 all of them sleep, and one of them waits in a call of torch.distributed.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -53,6 +54,10 @@ def faults(folder: Path) -> dict[str, Fault]:
             {"queue": ("would never start: JobHeldUser", "scontrol release")},
         ),
         "interrupted": Fault({"sbatch": ["begin=now+1hour"]}, {}),
+        "cancelled": Fault(
+            {"sbatch": ["begin=now+1hour"]},
+            {"queue": ("ended before it started: cancelled by scancel", "check again")},
+        ),
         "setup": Fault(
             {"setup": ["false"]},
             {"batch script": ("launch.setup: false failed with exit code 1", "correct launch.setup")},
@@ -165,6 +170,8 @@ def test_planted_faults_of_a_cluster_are_found_each_by_its_line(cluster, planted
     assert interrupted.wait(60) == 130, interrupted.stderr.read()
     assert "interrupted" not in cluster.ask("squeue", "--noheader", "--format=%o").stdout, "its job is cancelled"
     assert not (planted / "runs/interrupted").exists(), "and its folder is gone"
+    waits = until(lambda: re.search(r"job (\d+) waits", started["cancelled"].stderr.readline()))
+    cluster.ask("scancel", waits[1])
     mistakes = []
     for name in started:
         fault = faults(planted)[name]
