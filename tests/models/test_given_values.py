@@ -152,7 +152,9 @@ def test_a_step_on_a_gpu_reads_nothing_in_the_layers(chat, recompute, monkeypatc
             if device == CUDA:
                 found = dict(waits.found)
     assert steps[1].to_dict() == pytest.approx(steps[3].to_dict(), rel=1e-4)
-    assert all("(mmfsdp/" not in place and "get_rope_index" not in place for place in found), found
+    # Backward, which the step calls, runs what transformers' forward has recorded.
+    ours = [place for place in found if "(mmfsdp/" in place and ".backward()" not in place]
+    assert not ours and not any("get_rope_index" in place for place in found), found
     assert not any("lengths.tolist()" in place for place in found), found
     if model.config.model_type in READS_NO_GRID:
         assert [place.partition(" (")[2][:23] for place in found] == ["utils/import_utils.py:1"]

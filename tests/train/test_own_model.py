@@ -13,6 +13,7 @@ from tiny_run import free_port, tiny_run, train_as_rank
 from mmfsdp import checkpoint, launch
 from mmfsdp.checkpoint.steps import complete_checkpoints
 from mmfsdp.compat.export import export
+from mmfsdp.core.plan import WrapPlan
 from mmfsdp.data.sources import open_splits
 from mmfsdp.params import ParamError, RunParams
 from mmfsdp.params.own import OwnCodeError
@@ -62,6 +63,11 @@ def own_run(folder: Path, **changes) -> RunParams:
         rows.write_text(text)
     base = {"model.build": "two_towers:build", "train.batch_size": 3, "train.max_grad_norm": None}
     return params.change(**(base | changes))
+
+
+def codes_of(plan: WrapPlan) -> list[str]:
+    """Return the codes of a plan's findings, but for the one that a step takes more rows than `own_run` has."""
+    return [finding.code for finding in plan.lint if finding.code != "few-rows"]
 
 
 def runs_of_two_ranks(rank: int, _: str, folder: str, ports: list[int]) -> dict[str, str]:
@@ -274,7 +280,7 @@ def test_a_model_that_needs_weights_is_planned_without_keeping_them(pictures):
         model, _ = frozen_model(params.model)
         assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     assert torch.equal(before, torch.get_rng_state()), "planning draws no random numbers of the caller"
-    assert not plans["build"].lint
+    assert not codes_of(plans["build"])
     assert "needs weights: it cannot be called under torch.device('meta')" in plans["build_by_value"].lint[0].message
     assert "half is a tensor that is neither a parameter nor a buffer" in plans["build_holding"].lint[0].message
     assert (
@@ -300,9 +306,10 @@ def test_a_step_that_reads_values_is_planned_by_the_order_of_its_modules(picture
 
 def test_a_processor_that_draws_from_a_generator_of_its_own_is_told(pictures):
     for name, codes in (("wrong_models:processor_with_a_generator", ["own-random"]), ("two_towers:build", [])):
-        lint = prepare(own_run(pictures, **{"model.build": name}), activations=True).plan.lint
-        assert [each.code for each in lint] == codes
-        assert all("a resumed run is not as the unbroken one" in each.message for each in lint)
+        plan = prepare(own_run(pictures, **{"model.build": name}), activations=True).plan
+        assert codes_of(plan) == codes
+        told = [each.message for each in plan.lint if each.code in codes]
+        assert all("a resumed run is not as the unbroken one" in message for message in told)
 
 
 def test_a_processor_that_workers_cannot_get_is_named(pictures):
