@@ -135,9 +135,11 @@ class Params(BaseModel):
 
         Without a value: why the field cannot have any other value than its default. Files hold all fields, so a default
         may stand for a field that nobody has set, and it is never refused: it must mean the same as no value. A field
-        with a default that depends on others has None for it (`ModelParams.freeze`).
+        with a default that depends on others has None for it (`ModelParams.freeze`). An empty list asks for nothing.
         """
         if value == type(self).model_fields[name].get_default(call_default_factory=True) or name not in self.NEEDS:
+            return ""
+        if value == ():
             return ""
         needed, values = self.NEEDS[name]
         now = getattr(self, needed)
