@@ -219,11 +219,17 @@ def lint_loss(
     """Warn on rank 0 if the loss is not a mean over as many label tokens as `train_step` counts.
 
     `train_step` weighs each rank's loss by its label tokens. A mean over anything else would give another loss than one
-    process has.
+    process has. logits: (B, L, V) or, of a head that computes the loss, the sum of the losses, (); see `token_loss`.
     """
     if rank() > 0 or hasattr(model, "count_label_tokens") or logits is None or labels is None or not tokens:
         return
-    if labels.dim() == 2 and logits.shape[:-1] == labels.shape and not is_token_mean(loss, logits, labels, tokens):
+    if logits.dim() == 0:
+        is_mean = equal_losses(logits.detach() / tokens, loss.detach())
+    elif labels.dim() == 2 and logits.shape[:-1] == labels.shape:
+        is_mean = is_token_mean(loss, logits, labels, tokens)
+    else:
+        return
+    if not is_mean:
         warnings.warn(
             f"{class_name(model)}: its loss is not a mean over the {tokens} label tokens that train_step counts, and "
             "by which it weighs ranks and micro-batches: switch a router's loss off (output_router_logits), or give "
@@ -246,7 +252,12 @@ def is_token_mean(loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor
             row = row[: len(row) - shift].float()
             total += cross_entropy(row, targets[shift:], ignore_index=-100, reduction="sum")
         counted = int((labels[:, shift:] != -100).sum())
-        rounding = max(1e-4, torch.finfo(loss.dtype).eps)
-        if counted == tokens and torch.isclose(total / tokens, loss.float(), rtol=rounding):
+        if counted == tokens and equal_losses(total / tokens, loss):
             return True
     return not bool(torch.isfinite(loss))
+
+
+def equal_losses(mean: torch.Tensor, loss: torch.Tensor) -> bool:
+    """Return True if a mean in fp32, (), is a model's loss in its own dtype."""
+    rounding = max(1e-4, torch.finfo(loss.dtype).eps)
+    return bool(torch.isclose(mean.float(), loss.float(), rtol=rounding))

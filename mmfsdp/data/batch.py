@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 from typing_extensions import Self
 
+from ..core.token_loss import LOSS_POSITIONS
 from .corrupt import label_of, shorten
 
 IGNORE = -100
@@ -229,6 +230,10 @@ class Batch:
     truncated: int = 0
     """Samples that were cut to max_length."""
 
+    loss_positions: Tensor | None = None
+    """(R,) int64: the positions that predict a label, as `loss_positions` of core/token_loss.py gives them; the head
+    then computes nothing for others. None for a model that computes all logits."""
+
     @property
     def size(self) -> int:
         """Return the number of samples, B."""
@@ -253,6 +258,7 @@ class Batch:
             input_ids=function(self.input_ids),
             attention_mask=None if self.attention_mask is None else function(self.attention_mask),
             labels=None if self.labels is None else function(self.labels),
+            loss_positions=None if self.loss_positions is None else function(self.loss_positions),
             media={name: function(tensor) for name, tensor in self.media.items()},
         )
 
@@ -263,4 +269,6 @@ class Batch:
             values["attention_mask"] = self.attention_mask
         if self.labels is not None:
             values["labels"] = self.labels
+        if self.loss_positions is not None:
+            values[LOSS_POSITIONS] = self.loss_positions
         return values

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from ..core.token_loss import LOSS_POSITIONS
 from ..params import ParamError
 from .batch import ASSISTANT, IGNORE, IMAGE, QUESTION, SYSTEM, USER, Batch, Message, Sample
 from .corrupt import CorruptRecord
@@ -75,6 +76,8 @@ class ChatBatch(Batch):
             values["attention_mask"] = self.attention_mask
         if self.labels is not None:
             values |= {"labels": self.labels, "use_cache": False}
+        if self.loss_positions is not None:
+            values[LOSS_POSITIONS] = self.loss_positions
         return values
 
 
@@ -217,8 +220,16 @@ class ChatProcessor(SampleProcessor):
         if self.given_values is not None:
             media |= self.given_values({"input_ids": ids, "attention_mask": mask, **media})
             on_host = self.given_values.on_host & media.keys()
+        labels = labels[:, :limit]
         return ChatBatch(
-            ids, mask, labels[:, :limit], media, truncated=truncated, samples=len(samples), on_host=on_host
+            ids,
+            mask,
+            labels,
+            media,
+            truncated=truncated,
+            loss_positions=self.loss_positions(labels),
+            samples=len(samples),
+            on_host=on_host,
         )
 
     def _collate_without(self, samples: Sequence[ChatSample], skipped: dict[str, str]) -> ChatBatch:

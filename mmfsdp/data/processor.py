@@ -12,6 +12,7 @@ import torch
 from tokenizers import AddedToken
 from torch import Tensor
 
+from ..core.token_loss import loss_positions
 from ..params import ParamError
 from .batch import IGNORE, IMAGE, Batch, Sample
 from .corrupt import CorruptRecord
@@ -68,6 +69,8 @@ class SampleProcessor(ABC):
     mask_padding: bool = field(default=True, kw_only=True)
     """The model must be told where a training batch is padded. Not so a causal one: no token sees the padding after it,
     and the padding has no loss."""
+    gives_loss_positions: bool = field(default=False, kw_only=True)
+    """The model's head computes the loss, and only at the positions that its batches name."""
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
         """Return a training batch, right-padded. Raises CorruptRecord (a ValueError) naming an unusable sample.
@@ -87,6 +90,10 @@ class SampleProcessor(ABC):
     @abstractmethod
     def collate(self, samples: Sequence[Any]) -> Batch:
         """Return the batch of encoded samples; its `skipped` names those that only the whole batch shows unusable."""
+
+    def loss_positions(self, labels: Tensor) -> Tensor | None:
+        """Return the positions that predict one of the labels (B, L), if the model asks for them."""
+        return loss_positions(labels) if self.gives_loss_positions else None
 
     def needed_mask(self, mask: Tensor) -> Tensor | None:
         """Return the mask (B, L) of a training batch, or None if the model computes the same loss without it.
@@ -188,7 +195,8 @@ class Processor(SampleProcessor):
         truncated = sum(sample.truncated for sample in samples)
         if left:
             return Batch(ids, mask, None, {"vision": vision}, truncated=truncated)
-        return Batch(ids, self.needed_mask(mask), labels, {"vision": vision}, truncated=truncated)
+        media, positions = {"vision": vision}, self.loss_positions(labels)
+        return Batch(ids, self.needed_mask(mask), labels, media, truncated=truncated, loss_positions=positions)
 
     def _labels(self, before: list[int], text: list[int]) -> list[int]:
         """Return the text's labels; see the class."""

@@ -18,6 +18,7 @@ from .backbones import build_language, load_tokenizer
 from .encoders import VisionEncoder, build_vision
 from .generated import resolve_generated
 from .kinds import Built, Kind
+from .loss_in_head import loss_in_head
 from .media_model import MediaModel
 from .weight_files import tensor_sources
 
@@ -49,7 +50,12 @@ class BackbonesKind(Kind):
         tokenizer = _tokenizer(params, language_params, language, download=download)
         if tokenizer is not None:
             language.generation_config.eos_token_id = tokenizer.eos_token_id
-        return Built(*self.assemble(params, vision, language, tokenizer, meta=meta), sources)
+        model, processor = self.assemble(params, vision, language, tokenizer, meta=meta)
+        if params.loss_in_head:
+            loss_in_head(model)
+        if processor is not None:
+            processor.gives_loss_positions = not model.whole_logits
+        return Built(model, processor, sources)
 
     def example(
         self,

@@ -15,6 +15,7 @@ from ..params import BackboneParams, ModelParams, ParamError
 from ..params.model import PARTS
 from .backbones import add_lora, build_from_config, is_causal, load_config, load_from_transformers, load_model
 from .given_values import GivenValues, unwrap
+from .loss_in_head import loss_in_head
 from .weight_files import TensorSource, tensor_sources
 
 CONNECTORS = ("merger", "projector", "connector", "aligner")
@@ -46,6 +47,8 @@ def build_vlm(
         processor.mask_padding = counts_padding or not is_causal(model.get_decoder())
         processor.given_values = GivenValues(model)
     model.register_forward_pre_hook(unwrap, with_kwargs=True)
+    if params.loss_in_head and not loss_in_head(model) and processor is not None:
+        processor.gives_loss_positions = True
     return model, processor, sources
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,9 @@ from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..core.names import unwrapped
+from ..core.token_loss import SWITCHED_OFF
 from .backbones import CACHE, forward_arguments
+from .head_targets import mean_of, next_tokens, targets_in_head
 from .tokens import TokenIds
 
 
@@ -43,6 +46,9 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
     tokens: TokenIds
     placeholder_ids: list[int]
     """Ids that generation must not produce."""
+    whole_logits: str = SWITCHED_OFF
+    """The reason why a forward with labels computes the logits of all positions at once, and returns them; "" after
+    `loss_in_head`: the head then computes the loss piece by piece, and the output has no logits."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -85,6 +91,7 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
         *,
         attention_mask: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
+        loss_positions: torch.Tensor | None = None,
         pixel_values: torch.Tensor | None = None,
         media: Mapping[str, torch.Tensor] | None = None,
         media_tokens: Any = None,
@@ -96,9 +103,10 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
         features_only: bool = False,
         return_dict: bool = True,
     ) -> MediaOutput:
-        """Return logits, and the loss if there are labels.
+        """Return logits or, if there are labels, the loss.
 
-        input_ids (B, L), attention_mask (B, L or, with a cache, all tokens so far), labels (B, L), -100 for no loss.
+        input_ids (B, L), attention_mask (B, L or, with a cache, all tokens so far), labels (B, L), -100 for no loss,
+        loss_positions (R,), those with a loss as `loss_positions` of core/token_loss.py gives them, by default all.
         Pictures come as `media["vision"]` (B, T, F, C, H, W), as `media["vision_features"]` (B, T, F, P, D), or as the
         `media_tokens` of an earlier output; without input_ids they are only encoded, with `features_only` only by the
         vision encoder. `pixel_values` (pictures, C, H, W), as processors of transformers give them, are all samples'
@@ -127,18 +135,28 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
             # On a GPU, reading the ids would wait for all queued work.
             if has_values and (media_tokens is None or input_ids.device.type == "cpu"):
                 self._check(input_ids, media_tokens)
-        out = self._decode(
-            input_ids,
-            media_tokens,
-            media_time,
-            attention_mask=attention_mask,
-            use_cache=use_cache,
-            logits_to_keep=logits_to_keep,
-            **{CACHE: cache},
-            **self._positions(input_ids, attention_mask),
-        )  # logits (B, L, V)
-        loss = None if labels is None else next_token_loss(out.logits, self._learned(labels))
+        in_head = labels is not None and not self.whole_logits and not logits_to_keep
+        with self._loss_in_head(labels, loss_positions) if in_head else nullcontext():
+            out = self._decode(
+                input_ids,
+                media_tokens,
+                media_time,
+                attention_mask=attention_mask,
+                use_cache=use_cache,
+                logits_to_keep=logits_to_keep,
+                **{CACHE: cache},
+                **self._positions(input_ids, attention_mask),
+            )  # logits (B, L, V)
+        loss = None
+        if in_head:
+            loss, out.logits = mean_of(out.logits, labels), None
+        elif labels is not None:
+            loss = next_token_loss(out.logits, self._learned(labels))
         return MediaOutput(loss=loss, logits=out.logits, media_tokens=media_tokens, **{CACHE: getattr(out, CACHE)})
+
+    def _loss_in_head(self, labels: Any, positions: torch.Tensor | None) -> AbstractContextManager[None]:
+        """Return a context in which the language model returns the sum of its losses, (), in place of logits."""
+        return targets_in_head(self.language_model, labels, next_tokens(self._learned(labels)), positions)
 
     def _learned(self, labels: torch.Tensor) -> torch.Tensor:
         """Return the labels (B, L) that the loss is a mean over; -100 for the others."""

@@ -69,8 +69,16 @@ class ExtendedHead(nn.Module):
         if shared is not None:
             self.new_tokens.weight = shared.weight
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """(..., D) -> (..., K + N)."""
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        targets: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """(..., D) -> (..., K + N); with targets the sum of their losses, if the table is a LossLinear."""
+        if targets is not None:
+            new = self.new_tokens(hidden_states.to(self.new_tokens.weight.dtype)).to(hidden_states.dtype)  # (..., N)
+            return self.table(hidden_states, targets, positions=positions, extra=new, known=self.known)
         old = self.table(hidden_states)[..., : self.known]  # a table may have more rows than its tokenizer has tokens
         new = self.new_tokens(hidden_states.to(self.new_tokens.weight.dtype))  # (..., N)
         if old.requires_grad:

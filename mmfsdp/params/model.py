@@ -149,6 +149,11 @@ class ModelParams(Params):
     """Names of the matrices that get an adapter: [q_proj, v_proj]. Default none: all of the language model but the
     output's; an own model needs them."""
 
+    loss_in_head: bool = False
+    """Compute the loss inside the output head, a piece of the positions at a time, so that the logits of all positions,
+    often the largest tensors of a step, are never in memory at once. A model that changes its logits before the loss
+    keeps them whole, and the plan says so. An own model calls `mmfsdp.loss_in_head`. Default false."""
+
     cross_attention_every: int = Field(1, ge=1)
     """One gated cross-attention before every n-th decoder layer; a count of layers. Default 1."""
 
@@ -173,6 +178,7 @@ class ModelParams(Params):
 
     NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         "projector": ("kind", (ModelKind.MULTIMODAL,)),
+        "loss_in_head": ("kind", (ModelKind.FLAMINGO, ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS)),
         "lora_rank": ("kind", (ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS, ModelKind.OWN)),
         "lora_targets": ("kind", (ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS, ModelKind.OWN)),
         **dict.fromkeys(("name", "weights", "config", "picture"), ("kind", (ModelKind.TRANSFORMERS,))),

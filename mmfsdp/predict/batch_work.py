@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 from ..core.fake_tensors import tensors_of
 from ..core.plan import WrapPlan
+from ..core.token_loss import LOSS_POSITIONS, computes_loss_in_head
 from .memory_events import record_memory
 
 LENGTHS_APART = 64
@@ -27,6 +28,8 @@ class BatchSizes(NamedTuple):
     """Positions of each, padding included, L."""
     media: int
     """Numbers in its pictures, sounds, ..., m."""
+    losses: int
+    """Positions that the head computes a loss for, n; B * L where a batch does not name them."""
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any]) -> BatchSizes | None:
@@ -41,7 +44,8 @@ class BatchSizes(NamedTuple):
         if isinstance(labels, torch.Tensor) and labels.dim() == 2 and labels.shape != ids.shape:
             return None
         media = sum(tensor.numel() for tensor in tensors_of(inputs) if tensor.is_floating_point())
-        return cls(len(ids), ids.shape[1], media)
+        positions = inputs.get(LOSS_POSITIONS)
+        return cls(len(ids), ids.shape[1], media, ids.numel() if positions is None else len(positions))
 
 
 class Flops(NamedTuple):
@@ -55,24 +59,29 @@ class Flops(NamedTuple):
 
 @dataclass(frozen=True)
 class Polynomial:
-    """FLOPs of batches: `media * m / m0 + B * (linear * L + quadratic * L ** 2)`, with m0 of the plan's example.
+    """FLOPs of batches: `media * m / m0 + B * (linear * L + quadratic * L ** 2) + loss * n`, m0 of the plan's example.
 
     Text costs as much for each position (products with weights), and for each pair of positions (self-attention). What
-    does not depend on the length is the encoders' part: as much for each number of the media.
+    does not depend on the length is the encoders' part: as much for each number of the media. A head that computes the
+    loss costs as much for each of the n positions that have one; another is a part of `linear`.
     """
 
     media: float
     linear: float
     quadratic: float
+    loss: float = 0.0
 
     @classmethod
-    def through(cls, sizes: BatchSizes, flops: Sequence[float]) -> Polynomial:
-        """Return the one with these FLOPs at the lengths L, L + LENGTHS_APART and L + 2 * LENGTHS_APART of sizes."""
+    def through(cls, sizes: BatchSizes, flops: Sequence[float], loss: float) -> Polynomial:
+        """Return the one with these FLOPs at the lengths L, L + LENGTHS_APART and L + 2 * LENGTHS_APART of sizes.
+
+        Every position of them has a loss, which costs `loss`.
+        """
         first, second, third = flops
         quadratic = (third - 2 * second + first) / (2 * LENGTHS_APART**2)
         linear = (second - first) / LENGTHS_APART - quadratic * (2 * sizes.length + LENGTHS_APART)
         media = first - linear * sizes.length - quadratic * sizes.length**2
-        return cls(media, linear / sizes.rows, quadratic / sizes.rows)
+        return cls(media, linear / sizes.rows - loss, quadratic / sizes.rows, loss)
 
 
 @dataclass(frozen=True)
@@ -85,12 +94,14 @@ class BatchWork:
     gradient of a frozen matrix, and no backward of a frozen encoder. Two more traces, of texts that are 64 and 128
     positions longer, give the three coefficients of a Polynomial, so that it holds for every length:
 
-        flops(B, L, m) = media * m / m0 + B * (linear * L + quadratic * L ** 2)
+        flops(B, L, m, n) = media * m / m0 + B * (linear * L + quadratic * L ** 2) + loss * n
 
-    Without media in the example, the first part grows with B / B0 instead. Padding counts as text: it is computed. For
-    pictures of one size this is exact, but for the scores of cross-attention over more pictures than in the example,
-    which are taken to be as many as the example's (0.2 % of the FLOPs of ViT-L/14 with Llama-3.2-1B at five
-    pictures). Of pictures of many sizes, the attention inside each is taken as proportional to its numbers.
+    n is the number of positions with a loss, where the head computes it (`model.loss_in_head`); a fourth trace, with a
+    loss at half of the positions, gives `loss`. Without media in the example, the first part grows with B / B0 instead.
+    Padding counts as text: it is computed. For pictures of one size this is exact, but for the scores of
+    cross-attention over more pictures than in the example, which are taken to be as many as the example's (0.2 % of the
+    FLOPs of ViT-L/14 with Llama-3.2-1B at five pictures). Of pictures of many sizes, the attention inside each is taken
+    as proportional to its numbers.
     """
 
     sizes: BatchSizes
@@ -111,9 +122,12 @@ class BatchWork:
         of_example, parameters = Flops(plan.flops, plan.hardware_flops), parameters_of(plan)
         try:
             longer = [traced(model, plan, lengthened(example, n * LENGTHS_APART)) for n in (1, 2)]
+            losses = loss_flops(model, plan, example, of_example)
         except Exception:  # a table of positions that ends, for example
             return cls(sizes, None, None, of_example, parameters)
-        polynomials = [Polynomial.through(sizes, flops) for flops in zip(of_example, *longer, strict=True)]
+        polynomials = []
+        for *flops, loss in zip(of_example, *longer, losses, strict=True):
+            polynomials.append(Polynomial.through(sizes, flops, loss))
         return cls(sizes, polynomials[0], polynomials[1], of_example, parameters)
 
     def flops(self, inputs: Mapping[str, Any]) -> Flops | None:
@@ -132,7 +146,7 @@ class BatchWork:
     def _at(self, sizes: BatchSizes, polynomial: Polynomial) -> float:
         share = sizes.media / self.sizes.media if self.sizes.media else sizes.rows / self.sizes.rows
         of_a_text = polynomial.linear * sizes.length + polynomial.quadratic * sizes.length**2
-        return polynomial.media * share + sizes.rows * of_a_text
+        return polynomial.media * share + sizes.rows * of_a_text + polynomial.loss * sizes.losses
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON holds it."""
@@ -151,6 +165,18 @@ def traced(model: nn.Module, plan: WrapPlan, inputs: dict[str, Any]) -> Flops:
     """Return the FLOPs of a batch by a trace of it, which takes seconds for a large model."""
     work = record_memory(model, plan, inputs).work
     return Flops(work.flops, work.hardware_flops)
+
+
+def loss_flops(model: nn.Module, plan: WrapPlan, example: dict[str, Any], of_example: Flops) -> Flops:
+    """Return what the loss of one position costs, where the head computes it; else 0. of_example: of all positions."""
+    if not computes_loss_in_head(model):
+        return Flops(0, 0)
+    positions = example["input_ids"].numel()
+    half = traced(model, plan, {**example, LOSS_POSITIONS: torch.arange(positions // 2)})
+    needed = of_example.needed - half.needed
+    executed = of_example.executed - half.executed
+    without = positions - positions // 2
+    return Flops(needed / without, executed / without)
 
 
 def parameters_of(plan: WrapPlan) -> int:

@@ -12,6 +12,7 @@ from ..core.lint import some
 from ..core.names import plain_name
 from ..core.plan import Finding, Param, UnitKind, WrapPlan
 from ..core.recompute import checkpoints_itself
+from ..core.token_loss import SWITCHED_OFF
 from ..core.trace import output_made_to_require_grad
 from ..params import AutoWrapPolicy, Backend
 
@@ -22,6 +23,7 @@ MAX_PADDING_SHARE = 0.25
 def lint_cost(model: nn.Module, plan: WrapPlan, *, on_gpu: bool = False) -> tuple[Finding, ...]:
     """Return the findings. on_gpu: it will train on GPUs."""
     findings = [*_left_in_root(plan), *_over_sharded(plan), *_inputs_require_grad(model, plan)]
+    findings += _whole_logits(model)
     if on_gpu:
         findings += _fp32_products(plan)
     return tuple(findings)
@@ -40,6 +42,17 @@ def _fp32_products(plan: WrapPlan) -> Iterator[Finding]:
             "TensorFloat-32, with half of that rate and 10 bits of each factor, call "
             "torch.set_float32_matmul_precision('high') or export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1, in a run by "
             "launch.setup",
+        )
+
+
+def _whole_logits(model: nn.Module) -> Iterator[Finding]:
+    """Tell why a model that was asked to compute its loss in the head does not."""
+    reason = getattr(model, "whole_logits", "")
+    if reason and reason != SWITCHED_OFF:
+        yield _warning(
+            "whole-logits",
+            f"the loss is not computed in the head, so the logits of all positions are in memory at once: {reason}; "
+            "lower train.batch_size or data.max_length if they do not fit",
         )
 
 

@@ -236,7 +236,7 @@ def test_a_template_that_changes_earlier_turns_is_found_before_a_run_meets_two(f
         rows = [{"id": i, "conversations": said} for i in range(3)]
         (tmp_path / "rows.json").write_text(json.dumps(rows))
         data = {"source": "json", "path": str(tmp_path / "rows.json"), "max_length": 64}
-        return prepare(RunParams(model=chosen, data=data)).plan
+        return prepare(RunParams(model=chosen, data=data, train={"batch_size": 1})).plan
 
     assert [finding.code for finding in checked(1).lint] == ["several-turns"]
     with pytest.raises(ParamError, match="data.path has conversations of several turns: .*mark the answers in it by"):
@@ -252,7 +252,7 @@ def test_a_template_without_system_texts_is_found_before_a_run_meets_one(folders
         rows = [{"id": i, "conversations": said, **fields} for i in range(3)]
         (tmp_path / "rows.json").write_text(json.dumps(rows))
         data = {"source": "json", "path": str(tmp_path / "rows.json"), "max_length": 64}
-        return prepare(RunParams(model=chosen, data=data)).plan
+        return prepare(RunParams(model=chosen, data=data, train={"batch_size": 1})).plan
 
     assert not checked().lint and not checked(system="").lint
     with pytest.raises(

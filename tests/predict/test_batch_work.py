@@ -16,8 +16,10 @@ from transformers import AutoModelForImageTextToText, Qwen2VLConfig
 
 from mmfsdp import FSDPParams, make_plan
 from mmfsdp.core.freeze import freeze
+from mmfsdp.core.token_loss import LOSS_POSITIONS, computes_loss_in_head, loss_positions
 from mmfsdp.models import Flamingo, ModalEncoder, MultimodalModel, TokenIds, build_language, build_vision
 from mmfsdp.models.from_transformers import spell_out_parts
+from mmfsdp.models.loss_in_head import loss_in_head
 from mmfsdp.params import BackboneParams, ModelParams
 from mmfsdp.predict.batch_work import BatchSizes, BatchWork
 
@@ -174,6 +176,7 @@ def counted(request):
     """Return (how to make a batch, FLOPs by hand, BatchWork, model, plan) of a model."""
     build, batch, by_hand = MODELS[request.param]
     model, example = build(), batch(*SIZES[0])
+    assert loss_in_head(model) == ""
     plan = make_plan(model, FSDP, world_size=2, example=example)
     return batch, by_hand, BatchWork.of(model, plan, example), model, plan
 
@@ -194,6 +197,22 @@ def test_what_a_batch_executes_is_what_a_plan_made_with_it_counts(counted):
     flops = work.flops(other)
     assert flops.needed == pytest.approx(plan.flops, rel=0.01)
     assert flops.executed == pytest.approx(plan.hardware_flops, rel=0.01) and flops.executed > 1.1 * flops.needed
+
+
+def test_a_head_that_computes_the_loss_works_only_where_there_is_one(counted):
+    batch, _, work, model, _ = counted
+    whole = batch(3, 150, 2)
+    assert computes_loss_in_head(model)
+    answers = torch.zeros(3, 150, dtype=torch.long).masked_fill(torch.arange(150) < 110, -100)  # prompts and pictures
+    some = {**whole, LOSS_POSITIONS: loss_positions(answers)}
+    plan = make_plan(model, FSDP, world_size=2, example=some)
+    assert work.flops(some).needed == pytest.approx(plan.flops, rel=0.01)
+    head = model.get_output_embeddings()
+    table = getattr(head, "table", head).weight
+    of_a_position = (TRAINED if table.requires_grad else PASSED) * 2 * E * VOCABULARY
+    # 40 positions of each text predict a label, 120 in all, and the head computes whole pieces of 128.
+    saved = work.flops(whole).needed - work.flops(some).needed
+    assert saved == pytest.approx((450 - 128) * of_a_position, rel=0.01)
 
 
 def test_6n_counts_each_parameter_for_each_position_of_the_text(counted):
@@ -233,4 +252,4 @@ def test_inputs_that_are_no_text_have_no_sizes():
     ids = torch.zeros(2, 9, dtype=torch.long)
     assert BatchSizes.of({"input_ids": ids, "labels": ids[:, :3]}) is None, "an encoder and a decoder"
     assert BatchSizes.of({"pixel_values": torch.zeros(2, 3, 8, 8)}) is None
-    assert BatchSizes.of({"input_ids": ids, "labels": ids[:, 0]}) == (2, 9, 0), "a class of each text"
+    assert BatchSizes.of({"input_ids": ids, "labels": ids[:, 0]}) == (2, 9, 0, 18), "a class of each text"
