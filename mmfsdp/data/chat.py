@@ -220,17 +220,10 @@ class ChatProcessor(SampleProcessor):
         if self.given_values is not None:
             media |= self.given_values({"input_ids": ids, "attention_mask": mask, **media})
             on_host = self.given_values.on_host & media.keys()
-        labels = labels[:, :limit]
-        return ChatBatch(
-            ids,
-            mask,
-            labels,
-            media,
-            truncated=truncated,
-            loss_positions=self.loss_positions(labels),
-            samples=len(samples),
-            on_host=on_host,
+        batch = ChatBatch(
+            ids, mask, labels[:, :limit], media, truncated=truncated, samples=len(samples), on_host=on_host
         )
+        return replace(batch, loss_positions=self.loss_positions(labels[:, :limit]))
 
     def _collate_without(self, samples: Sequence[ChatSample], skipped: dict[str, str]) -> ChatBatch:
         batch = self.collate([sample for sample in samples if sample.label not in skipped])

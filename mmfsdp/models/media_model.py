@@ -135,20 +135,34 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
             # On a GPU, reading the ids would wait for all queued work.
             if has_values and (media_tokens is None or input_ids.device.type == "cpu"):
                 self._check(input_ids, media_tokens)
-        in_head = labels is not None and not self.whole_logits and not logits_to_keep
+        return self._with_loss(
+            labels,
+            loss_positions,
+            input_ids,
+            media_tokens,
+            media_time,
+            attention_mask=attention_mask,
+            use_cache=use_cache,
+            logits_to_keep=logits_to_keep,
+            **{CACHE: cache},
+            **self._positions(input_ids, attention_mask),
+        )
+
+    def _with_loss(
+        self,
+        labels: torch.Tensor | None,
+        loss_positions: torch.Tensor | None,
+        input_ids: torch.Tensor,
+        media_tokens: Any,
+        media_time: torch.Tensor,
+        **kwargs: Any,
+    ) -> MediaOutput:
+        """Decode, and return the loss if there are labels: the head's own, or that of the logits."""
+        in_head = labels is not None and not self.whole_logits and not kwargs["logits_to_keep"]
         with self._loss_in_head(labels, loss_positions) if in_head else nullcontext():
-            out = self._decode(
-                input_ids,
-                media_tokens,
-                media_time,
-                attention_mask=attention_mask,
-                use_cache=use_cache,
-                logits_to_keep=logits_to_keep,
-                **{CACHE: cache},
-                **self._positions(input_ids, attention_mask),
-            )  # logits (B, L, V)
+            out = self._decode(input_ids, media_tokens, media_time, **kwargs)  # logits (B, L, V)
         loss = None
-        if in_head:
+        if in_head and labels is not None:
             loss, out.logits = mean_of(out.logits, labels), None
         elif labels is not None:
             loss = next_token_loss(out.logits, self._learned(labels))
