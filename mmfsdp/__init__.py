@@ -25,6 +25,7 @@ _HOME = {name: "params" for name in _PARAMS} | {
     "load_pretrained": "compat.export",
     "describe": "compat.describe",
     "train_step": "core.step",
+    "train_mode": "core.freeze",
     "Flamingo": "models",
     "MultimodalModel": "models",
     "ModalEncoder": "models",

@@ -61,6 +61,18 @@ def freeze(model: nn.Module, patterns: tuple[str, ...] | list[str]) -> FreezeRep
     return FreezeReport(tuple(frozen), tuple(trainable))
 
 
+def train_mode(model: nn.Module) -> None:
+    """Set train mode for a wrapped model of any kind, but keep its frozen modules in eval mode.
+
+    `model.train()` would switch on their dropout, and frozen batch norms would change their statistics.
+    """
+    model.train()
+    for module in model.modules():
+        parameters = list(module.parameters())
+        if parameters and not any(p.requires_grad for p in parameters):
+            module.eval()
+
+
 def _near(pattern: str, names: dict[str, nn.Parameter]) -> str:
     """Return the end of a message: the names, or the modules followed by .*, that look most like the pattern."""
     modules: set[str] = set()

@@ -26,6 +26,7 @@ from .model_record import plan_of, record_of
 from .names import plain_name, unwrapped
 from .plan import UnitKind, stop_at_errors
 from .same_parts import UsedParts, watch_parts
+from .written_state import StateWatch
 
 FIGURES = ("loss", "grad_norm", "tokens", "samples", "stop_votes", "loss_scale", "same_parts")
 """The figures of a step, in the order in which they travel to the host; then the mean loss of each source."""
@@ -65,6 +66,7 @@ def train_step(
     batches = as_batches(model, micro_batches)
     parts = watch_parts(model)
     parts.begin()
+    state = None if record_of(model).first_step_checked or world_size() == 1 else StateWatch(model)
     device, lr = compute_device(model), optimizer.param_groups[0]["lr"]
     scale = 1.0 if scaler is None else scaler.scale.clone()
 
@@ -83,6 +85,9 @@ def train_step(
             loss_sums[source] += loss_sum.detach()
             # DDP and FSDP divide gradients by the number of ranks; this multiplication makes them sums again.
             (loss_sum * (world_size() * token_weights[source]).float() * scale).backward()
+
+    if state is not None:
+        state.stop_if_written()
 
     # 3. One norm over the whole gradient. The losses, the ranks' votes to stop and digests of the parts that each rank
     # used travel in the same all-reduce.

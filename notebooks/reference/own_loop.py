@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmfsdp import FSDPParams, freeze, train_step, wrap_fsdp
+from mmfsdp import FSDPParams, freeze, train_mode, train_step, wrap_fsdp
 from mmfsdp.checkpoint import newest, resume, save
 
 BATCH_SIZE = 4
@@ -63,7 +63,7 @@ def evaluate(model, samples, device):
         totals[0] += output.loss * targets.numel()
         totals[1] += right.sum()
         totals[2] += targets.numel()
-    model.train()
+    train_mode(model)  # not model.train(): frozen batch norms would change
     dist.all_reduce(totals)  # sums first, then one division: ranks may have different numbers of tokens
     loss, right, tokens = totals.tolist()
     return loss / tokens, right / tokens
