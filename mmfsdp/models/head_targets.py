@@ -50,6 +50,8 @@ def mean_of(loss_sum: Tensor, labels: Tensor) -> Tensor:
     Raises OtherLossError if the tensor is not the head's own, or belongs to other labels: the model has computed
     something with its logits or its labels, and what it made of the sum is no loss.
     """
+    own_labels: Any
+    targets: Any
     own_labels, targets = getattr(loss_sum, "mmfsdp_loss_of", (None, None))
     if own_labels is not labels:
         raise OtherLossError("the model changes its logits or its labels before it computes the loss")
