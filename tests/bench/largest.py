@@ -13,10 +13,11 @@ import transformers.models.qwen2_5_vl.modeling_qwen2_5_vl  # noqa: F401 its impo
 from mmfsdp.params import load
 from mmfsdp.train.prepare import preview
 
+
 def peak_of_this_process() -> int:
     """Return the largest resident memory of this program so far, in bytes.
 
-    Linux keeps ru_maxrss across exec, so that a small program which a large one has started gets the figure of the large
+    Linux keeps ru_maxrss across exec: a small program that a large one has started gets the figure of the large
     one. VmHWM begins with the program.
     """
     if sys.platform == "darwin":

@@ -70,7 +70,9 @@ def test_gpus_names_and_containers_as_clusters_have_them(submit, cluster, more_n
     assert "Requeue=0" in cluster.ask("scontrol", "show", "job", runs["by_hand"].job).stdout
     visible = [runs["one_each"].logs(rank).partition("CUDA_VISIBLE_DEVICES=")[2].split()[0] for rank in range(2)]
     # Which of the node's GPUs they are depends on the jobs that run beside this one.
-    assert all(gpu.isdecimal() for gpu in visible) and len(set(visible)) == 2, f"each rank sees one of its own: {visible}"
+    assert all(gpu.isdecimal() for gpu in visible) and len(set(visible)) == 2, (
+        f"each rank sees one of its own: {visible}"
+    )
     assert "PLACE=image" in runs["boxed"].logs(1)
     state = far.wait(90)
     assert state.status is Status.FAILED and state.rank == 1

@@ -292,7 +292,10 @@ def test_a_job_that_slurm_has_forgotten_is_known_by_its_log(fake_slurm, tmp_path
     assert run_state(folder).status is state.status
     (folder / "status.json").unlink()
     os.utime(folder, (1, 1))
-    assert run_state(folder).reason == "its run.json is missing; cancel it, in case that it still runs; then launch it again"
+    assert (
+        run_state(folder).reason
+        == "its run.json is missing; cancel it, in case that it still runs; then launch it again"
+    )
     assert Run.open(folder).job == "99"
     (fake_slurm / "squeue").write_text(f"#!/bin/sh\necho '99|{folder}/logs/submission.sh'\n")
     Run.open(folder).cancel()
