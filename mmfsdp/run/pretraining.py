@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..params import GENERATED, ParamError, RunParams
 from .folder import NUMBER, Types, last_line, of_types, open_own, read_json, write_json
-from .record import TRAIN, TRAIN_AND_CAPTION, RunState, Status, ended, write_status
+from .record import TRAININGS, RunState, Status, ended, write_status
 
 FILE = "backbones.json"
 """How far they are; in logs/ of the run folder."""
@@ -49,7 +49,7 @@ def pretrains(params: RunParams, entry: str) -> bool:
     """
     model = params.model
     weights = (model.weights, model.vision.weights, model.language.weights)
-    if entry not in (TRAIN, TRAIN_AND_CAPTION) or GENERATED not in weights:
+    if entry not in TRAININGS or GENERATED not in weights:
         return False
     from ..shapes.pretrain import needs_backbones
 

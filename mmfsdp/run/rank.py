@@ -17,6 +17,7 @@ from typing import Any
 
 from submitit import JobEnvironment
 
+from ..params import RunParams
 from ..params.launching import JOB_SIGNALS
 from ..params.own import OwnCodeError
 from .address import check_answers, set_address
@@ -27,7 +28,8 @@ from .hang import Heartbeat
 from .local import LOOPBACK, RUN_VARIABLE, process_start
 from .own_code import use_code_of
 from .preempt import PREEMPT_SIGNAL, Preempted, listen_for_preemption, preemption_requested
-from .record import SITE_CHECK, RunRecord, check_entry
+from .rank_imports import rank_imports
+from .record import SITE_CHECK, TRAININGS, RunRecord, check_entry
 from .site import GPUS_VARIABLE
 from .slurm_state import PREEMPTED_FILE, RESTART_COUNT
 
@@ -72,7 +74,10 @@ def run_rank(folder: str) -> None:
         Heartbeat(path, job.global_rank)("importing")  # torch and transformers, which takes seconds, or minutes
         use_code_of(path)
         module, _, name = check_entry(record.entry).partition(":")
-        getattr(import_module(module), name)(path)
+        params = RunParams.from_yaml(path / "params.yaml") if record.entry in TRAININGS else None
+        with rank_imports(params):
+            entry = getattr(import_module(module), name)
+        entry(path)
     except Preempted as preempted:
         report(state="preempted", step=preempted.step)
         if preemption_requested(PREEMPT_SIGNAL):  # after SIGTERM, Slurm itself requeues the job or ends it

@@ -15,6 +15,7 @@ from .folder import NUMBER, Row, Types, of_types, read_json, write_json
 
 TRAIN = "mmfsdp.train:run"
 TRAIN_AND_CAPTION = "mmfsdp.train.evaluate:train_and_caption"
+TRAININGS = (TRAIN, TRAIN_AND_CAPTION)
 SITE_CHECK = "mmfsdp.site_check.rank_facts:write_facts"
 ENTRIES = {
     TRAIN: TRAIN,

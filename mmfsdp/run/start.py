@@ -35,8 +35,7 @@ from .own_code import read_code, sources_of, write_code
 from .placement import check_gpus
 from .pretraining import pretrains
 from .record import (
-    TRAIN,
-    TRAIN_AND_CAPTION,
+    TRAININGS,
     RunRecord,
 )
 from .site import settled, time_limit
@@ -83,7 +82,7 @@ def prepared(
     """
     if not isinstance(params, RunParams):
         return params.params, params.to_dict(), params.code
-    if entry in (TRAIN, TRAIN_AND_CAPTION):
+    if entry in TRAININGS:
         try:
             from ..train.prepare import prepare  # imports torch
 
@@ -150,7 +149,7 @@ def start(
 ) -> Path:
     """Make the folder of a run that was prepared, and start it in there. Raises ParamError if its name is taken.
 
-    plan: what plan.json holds, until rank 0 has planned again. code: what code/ holds. pretrain: whether its backbones
+    plan: what plan.json holds. code: what code/ holds. pretrain: whether its backbones
     may be missing; by default that is looked up.
     """
     folder = make_folder(params.launch)

@@ -1,5 +1,18 @@
 """Training on every rank, and the only place where all parts meet."""
 
-from .job import run
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .job import run
 
 __all__ = ["run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "run":
+        raise AttributeError(f"mmfsdp.train has no {name!r}")
+    from .job import run  # a rank imports it as run/rank_imports.py says
+
+    return run
