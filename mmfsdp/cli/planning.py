@@ -116,7 +116,7 @@ def bench(values: Namespace) -> int:
         say(f"measuring: `bench {values.bench}` runs each way to shard on real ranks, for a minute or more")
     import torch
 
-    from ..train.job import versions
+    from ..train.handed_plan import versions
 
     name = values.bench
     module = import_module(f"mmfsdp.bench.bench_{name}")

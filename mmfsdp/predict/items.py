@@ -42,6 +42,8 @@ class Estimate:
     """At the peak of a step with a batch of the run's own data; None if they were not looked at."""
     batch: str = ""
     """Which batch that is; or why the data were not looked at. `peak` is of the plan's example, the longest texts."""
+    batch_shapes: tuple[str, ...] = ()
+    """Shapes and dtypes of its tensors."""
     on_gpu: bool = False
     """The step may run on a GPU, which needs more memory than the tensors of the peak: see ON_A_GPU."""
     without_loss: bool = False

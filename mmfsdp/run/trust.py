@@ -18,6 +18,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ..params import ParamError, RunParams
 from ..params.base import leaves, read_yaml, without_controls
@@ -163,6 +164,14 @@ def code_digest(text: str, files: Mapping[str, bytes]) -> str:
     for name in sorted(files):
         parts += [name, hashlib.sha256(files[name]).hexdigest()]
     return hmac.new(key, json.dumps(parts).encode(), "sha256").hexdigest()
+
+
+def seal_of(values: Mapping[str, Any]) -> str:
+    """Return the digest of what a file of a run holds as JSON, under the user's key; "" without a key."""
+    key = _read_key() or _make_key()
+    if key is None:
+        return ""
+    return hmac.new(key, b"seal\0" + json.dumps(values, sort_keys=True).encode(), "sha256").hexdigest()
 
 
 def key_path() -> Path:

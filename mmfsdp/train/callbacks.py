@@ -17,6 +17,7 @@ from ..core.plan import WrapPlan
 from ..data.batch import Batch
 from ..params.enums import imported
 from ..run.hang import Heartbeat
+from .handed_plan import RunPlan
 from .train_state import TrainSetup, TrainState
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Training:
 
     setup: TrainSetup
     state: TrainState
-    plan: WrapPlan
+    run_plan: RunPlan
     processor: SampleProcessor
     sources: Mapping[str, Splits]
     loader: Batches
@@ -108,6 +109,11 @@ class Training:
 
     def __post_init__(self) -> None:
         self.callbacks = Callbacks([make(self) for make in map(imported, CALLBACKS.values())])
+
+    @property
+    def plan(self) -> WrapPlan:
+        """The plan that the model was wrapped by."""
+        return self.run_plan.plan
 
     @property
     def ends(self) -> bool:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
 import socket
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -24,7 +22,7 @@ from ..core.weights import quantize_weights
 from ..core.wrap import apply_plan
 from ..data.own_random import seed_all
 from ..data.processor import SampleProcessor
-from ..data.sources import open_for
+from ..data.sources import Splits, open_for
 from ..hangs.rank_server import note_groups, serve_here
 from ..models.build import build_model, freeze_model, open_model
 from ..models.generated import needs_backbones
@@ -36,17 +34,18 @@ from ..run.hang import Heartbeat
 from ..run.placement import place_of, too_few_gpus
 from ..run.preempt import Preempted
 from ..run.pretraining import ensure_backbones
+from ..run.rank_imports import bring_back
 from ..run.rendezvous import join_group
 from ..run.site import GPUS_VARIABLE, HIDDEN_GPUS
 from .features import FeatureCache
+from .handed_plan import NO_PLAN, RunPlan, model_digest, take_plan
 from .learning_rates import rates_line, spell_out_rates
 from .loop import take_up, train
 from .optimizer import build_optimizer, build_scaler
-from .prepare import Prepared, plan_for
 from .train_state import TrainSetup
 
-OF_A_BATCH = ("batch", "batch_peak", "batch_peak_bytes")
-"""Fields of an estimate that tell the peak of a batch of the data."""
+if TYPE_CHECKING:
+    from .prepare import Prepared
 
 
 def run(folder: Path) -> None:
@@ -74,22 +73,19 @@ def run(folder: Path) -> None:
         beat("opening the data")
         sources = open_for(processor, params)
         beat("planning")
-        plan, cost = plan_for(built, params, processor, sources)
-        plan.check()
+        run_plan = plan_of_run(folder, built, params, processor, sources)
         rated = spell_out_rates(built, params)
-        if dist.get_rank() == 0:
-            write_plan(folder, Prepared(params, plan, cost, rates_line(plan, rated)))
         features = FeatureCache.open(params, built, device, weights.read if weights else None)
         beat("wrapping")
-        model, frozen = wrap(built, plan, weights, device, beat)
+        model, frozen = wrap(built, run_plan.plan, weights, device, beat)
         note_groups()  # there are all, those of a mesh too
         optimizer, schedule = build_optimizer(model, rated)
         setup = TrainSetup(folder, params, model, optimizer, schedule, build_scaler(model), frozen)
         before = checkpoint.frozen_checksums(model, lambda name: beat(f"wrapping: {name}"))
-        result = train(take_up(setup, plan, processor, device, beat, features, sources))
+        result = train(take_up(setup, run_plan, processor, device, beat, features, sources))
         print(f"rank {dist.get_rank()}: done")
         after = checkpoint.frozen_checksums(model, lambda name: beat(f"trained: {name}"))
-        result["wire_bytes_predicted"] = cost.wire_bytes
+        result["wire_bytes_predicted"] = run_plan.wire_bytes
         result["frozen_parameters_changed"] = checkpoint.count_changed(before, after)
         result["world_size"] = dist.get_world_size()
         if dist.get_rank() == 0:
@@ -173,22 +169,49 @@ def build(params: RunParams) -> tuple[nn.Module, SampleProcessor, Weights | None
     return model, processor, weights
 
 
+def plan_of_run(
+    folder: Path, built: nn.Module, params: RunParams, processor: SampleProcessor, sources: Mapping[str, Splits]
+) -> RunPlan:
+    """Return the launcher's plan where it was made for what the ranks have.
+
+    Otherwise the ranks plan as the launcher does, and rank 0 writes the plan. Every rank must call it. Raises
+    ParamError for the lint's errors.
+    """
+    handed = take_plan(folder, params, built)
+    if not isinstance(handed, str):
+        handed.plan.check()
+        if dist.get_rank() == 0:
+            print_findings(handed.plan, handed.rates)
+        return handed
+    bring_back("triton")  # torch's counter of FLOPs warns without it
+    from .prepare import Prepared, plan_for
+
+    plan, cost = plan_for(built, params, processor, sources)
+    plan.check()
+    rates = rates_line(plan, spell_out_rates(built, params))
+    if dist.get_rank() == 0:
+        if handed != NO_PLAN:
+            print(f"the ranks plan again: {handed}")
+        write_plan(folder, Prepared(params, plan, cost, rates, model=model_digest(built)))
+    return RunPlan(plan, cost.wire_bytes, rates)
+
+
+def print_findings(plan: WrapPlan, rates: str) -> None:
+    """Print the lint's findings, and the learning rates by part if there are any."""
+    for finding in plan.lint:
+        print(f"{finding.level}: {finding.message}")
+    if rates:
+        print(rates)
+
+
 def write_plan(folder: Path, made: Prepared) -> None:
     """Write plan.json: plan, cost and versions. Print the lint's findings, and which units the launch did not plan."""
-    for finding in made.plan.lint:
-        print(f"{finding.level}: {finding.message}")
-    if made.rates:
-        print(made.rates)
-    at_launch = read_json(folder / "plan.json") or {}
-    planned = at_launch.get("plan")
+    print_findings(made.plan, made.rates)
+    planned = (read_json(folder / "plan.json") or {}).get("plan")
     if planned and (units := different_units(planned, made.plan)):
         shown = ", ".join(units[:3])
         print(f"warning: {len(units)} units are not those that were planned at the launch, such as {shown}")
-    values = made.to_dict() | {"versions": versions()}
-    # The launch may have looked at the data; here that would take seconds in which all ranks wait.
-    before = at_launch.get("estimate") or {}
-    values["estimate"] |= {name: before[name] for name in OF_A_BATCH if name in before}
-    write_json(folder / "plan.json", values)
+    write_json(folder / "plan.json", made.to_dict())
 
 
 def different_units(planned: dict[str, Any], plan: WrapPlan) -> list[str]:
@@ -204,12 +227,6 @@ def different_units(planned: dict[str, Any], plan: WrapPlan) -> list[str]:
     before = {unit["name"]: content(unit) for unit in planned["units"]}
     now = {unit["name"]: content(unit) for unit in plan.to_dict()["units"]}
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the libraries that a step's bytes and figures depend on, by name."""
-    numbers = {name: version(name) for name in ("torch", "transformers", "open_clip_torch")}
-    return numbers | {"Python": platform.python_version()}
 
 
 def wrap(

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 from ..checkpoint.gather import gather_json
-from ..core.plan import WrapPlan
 from ..core.step import train_step
 from ..data.loader import batches, sum_skipped
 from ..data.processor import SampleProcessor
@@ -22,13 +21,14 @@ from ..run.hang import Heartbeat
 from ..run.preempt import Preempted, preemption_requested
 from .callbacks import Training
 from .features import FeatureCache
+from .handed_plan import RunPlan
 from .step_rows import StepRows
 from .train_state import TrainSetup, resume
 
 
 def take_up(
     setup: TrainSetup,
-    plan: WrapPlan,
+    run_plan: RunPlan,
     processor: SampleProcessor,
     device: torch.device,
     beat: Heartbeat,
@@ -54,7 +54,7 @@ def take_up(
         pin_memory=device.type == "cuda",
         sources=sources,
     )
-    return Training(setup, state, plan, processor, sources, loader, device, beat, features)
+    return Training(setup, state, run_plan, processor, sources, loader, device, beat, features)
 
 
 def train(training: Training) -> dict[str, Any]:

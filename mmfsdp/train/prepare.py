@@ -37,6 +37,7 @@ from ..run.placement import with_ranks
 from ..run.site import notes, settled
 from ..run.start import check_place
 from .data_batch import data_batch
+from .handed_plan import model_digest, sealed, shapes_of
 from .learning_rates import rates_line, spell_out_rates
 from .metrics import try_metrics
 from .own_callbacks import check_callbacks
@@ -58,16 +59,19 @@ class Prepared:
     """The learning rates by part in a line; empty if all are `train.lr`."""
     code: OwnSources = OwnSources()
     """The person's own code that was imported for this, and what it imports."""
+    model: str = ""
+    """The digest of the model that was planned."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what plan.json holds, but for the versions of the libraries."""
-        return {"plan": self.plan.to_dict(), "estimate": self.cost.to_dict(), "learning_rates": self.rates}
+        """Return what plan.json holds."""
+        values = {"plan": self.plan.to_dict(), "estimate": self.cost.to_dict(), "learning_rates": self.rates}
+        return sealed(values, self.params, self.model)
 
 
 def prepare(params: RunParams, *, activations: bool = False) -> Prepared:
     """Check and plan a run. Needs no weights, no process group and no GPU; nothing is pretrained, written or started.
 
-    activations: also count them, for the peak and the time of a step, which takes longer. Raises ParamError for what
+    activations: also predict the peak with a batch of the data, which takes longer. Raises ParamError for what
     this machine or Slurm cannot do, for data that cannot be read, for what cannot be planned, and for the lint's
     errors.
     """
@@ -81,10 +85,12 @@ def prepare(params: RunParams, *, activations: bool = False) -> Prepared:
     plan.check()
     model, processor = kept_model(params)
     try_metrics(params, model, processor, sources)
-    if activations:
+    if activations or not plan.memory_events:
         for complete, its_cost in stages:
             plan, cost = replace(complete, lint=plan.lint), its_cost
-    return Prepared(params, plan, cost, rates_of(params, plan), sources_of(params))
+            if not activations:  # the ranks need the memory events, and take them from here
+                break
+    return Prepared(params, plan, cost, rates_of(params, plan), sources_of(params), model_digest(model))
 
 
 def preview(params: RunParams) -> tuple[WrapPlan, Estimate]:
@@ -279,7 +285,8 @@ def with_data_peak(
         recording = recordings.record(quantized_copy(model, params.fsdp), plan, inputs)
     except ValueError as error:
         return replace(cost, batch=f"the peak of {words} is not known: {error}")
-    return replace(cost, batch_peak=cost_of(with_recording(plan, recording), params).peak, batch=words)
+    peak = cost_of(with_recording(plan, recording), params).peak
+    return replace(cost, batch_peak=peak, batch=words, batch_shapes=tuple(shapes_of(inputs)))
 
 
 def peak_of(params: RunParams, plan: WrapPlan, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -14,10 +14,11 @@ from torch import nn
 from ..checkpoint.gather import gather_json
 from ..core.micro_batch import StepBatch
 from ..data.own_random import own_random
-from ..predict.batch_work import BatchWork, traced
 from ..predict.cards import peak_of
 from .callbacks import Callback, Training
-from .prepare import example_of, frozen_model
+
+if TYPE_CHECKING:
+    from ..predict.batch_work import BatchWork
 
 
 class Utilization(Callback):
@@ -64,6 +65,8 @@ def training_utilization(training: Training) -> Utilization | None:
     """
     if training.device.type != "cuda":
         return None
+    from ..predict.batch_work import BatchWork  # with fake tensors, which ranks on CPUs do not need
+
     peak = peak_here(training)
     if not any(gather_json(peak is not None)):
         return None
@@ -95,6 +98,9 @@ def peak_here(training: Training) -> float | None:
 
 def batch_work(training: Training) -> BatchWork | None:
     """Return the FLOPs of a training's batches; None if nobody knows an example of its inputs."""
+    from ..predict.batch_work import BatchWork, traced
+    from .prepare import example_of, frozen_model
+
     params, plan = training.setup.params, training.plan
     model, _ = frozen_model(params.model)  # the training's own is wrapped
     example = example_of(model, params, training.processor, training.sources)

@@ -124,7 +124,8 @@ def test_a_full_shared_memory_is_told_as_such(tmp_path):
     assert "/dev/shm is full, the shared memory of data workers" in done.stdout and "disk" not in done.stdout
 
 
-def test_a_run_whose_loss_is_not_finite_completes_and_is_not_ok(start, capsys):
+def test_a_run_whose_loss_is_not_finite_completes_and_is_not_ok(start, capsys, monkeypatch):
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # each process of the run prints what it imports
     changes = {"train.lr": 1e30, "train.warmup_steps": 0, "train.steps": 8, "train.eval_every": 4}
     run = start("mmfsdp.train:run", **changes)
     state = run.wait(120)
@@ -137,6 +138,13 @@ def test_a_run_whose_loss_is_not_finite_completes_and_is_not_ok(start, capsys):
     assert "not finite now" in page and "held-out 0" not in page
     with pytest.raises(ParamError, match="all 8 of .* are done"):
         run.resume()
+    for rank in range(2):
+        names = re.findall(r"^import time: .*\| +([\w.]+)$", run.logs(rank), re.MULTILINE)
+        packages = {name.partition(".")[0] for name in names if "." in name}
+        assert packages >= {"open_clip", "transformers"} and not packages & {"wandb", "accelerate", "timm"}
+        assert "the ranks plan again" not in run.logs(rank)
+    # Of rank 1. Rank 0 predicts the peak of its largest batch at the end, since this launch has not looked at the data.
+    assert "torch.utils.flop_counter" not in names and "triton" not in packages
 
 
 def test_a_launched_run_is_resumed_in_its_folder(start):

@@ -1,9 +1,10 @@
 """What every launch begins with: data opened once, the plan checked, the same findings, and nothing started before."""
 
 import importlib
+import json
+import re
 import sys
 from argparse import Namespace
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,18 +14,19 @@ from mmfsdp import ParamError, launch, sweep
 from mmfsdp.cli import running
 from mmfsdp.data import records
 from mmfsdp.data.loader import batches
-from mmfsdp.params import load
+from mmfsdp.params import RunParams, load
 from mmfsdp.params.numbers import size
 from mmfsdp.predict import recordings
 from mmfsdp.predict.recordings import Recordings
-from mmfsdp.run.folder import read_json, write_json
+from mmfsdp.run.folder import write_json
 from mmfsdp.run.launch import start as real_start
 from mmfsdp.run.record import TRAIN
 from mmfsdp.run.start import prepared
 from mmfsdp.train import data_batch
-from mmfsdp.train.job import different_units, write_plan
+from mmfsdp.train.handed_plan import NO_PLAN, shapes_of, take_plan
+from mmfsdp.train.job import different_units
 from mmfsdp.train.meters import input_bytes
-from mmfsdp.train.prepare import FEW_ROWS, cost_of, kept_model, opened, peak_of, prepare, preview
+from mmfsdp.train.prepare import FEW_ROWS, frozen_model, kept_model, opened, peak_of, prepare, preview
 from mmfsdp.widgets.form import RunForm
 from mmfsdp.widgets.starter import Starter
 
@@ -125,6 +127,9 @@ def test_the_peak_of_a_batch_of_the_data_stands_beside_that_of_the_longest_texts
     largest = max((next(stream).inputs() for _ in range(8)), key=input_bytes)
     assert cost.batch == "the largest of the data's first 8 batches"
     assert cost.batch_peak_bytes == peak_of(params, plan, largest)["bytes"] < cost.peak_bytes
+    same_shapes = {**largest, "input_ids": largest["input_ids"].flip(0), "labels": largest["labels"].flip(0)}
+    assert cost.batch_shapes == tuple(shapes_of(same_shapes)), "by which a rank knows that it has been predicted"
+    assert peak_of(params, plan, same_shapes)["bytes"] == cost.batch_peak_bytes
     assert cost.to_dict()["batch_peak_bytes"] == cost.batch_peak_bytes
     assert f"with {cost.batch} it is {size(cost.batch_peak_bytes)}" in str(cost)
     assert prepare(params, activations=True).cost == cost, "whether the data are open or not"
@@ -147,15 +152,6 @@ def test_a_step_that_takes_more_rows_than_there_are_is_told_before_a_rank_starts
     assert "a step takes 24 (batch size 3 x accumulation 2 x 4 ranks), so each step has rows several times" in text
     rows = opened(params)["data"]["train"].length
     assert text.startswith(f"data.path: {rows} rows to train on, and ")
-
-
-def test_what_the_launch_knows_of_the_data_stays_in_the_plan_of_the_run(tmp_path):
-    params = tiny_run(tmp_path)
-    made = prepare(params, activations=True)
-    write_json(tmp_path / "plan.json", made.to_dict())
-    write_plan(tmp_path, replace(made, cost=cost_of(made.plan, made.params)))
-    found = read_json(tmp_path / "plan.json")["estimate"]
-    assert found["batch_peak_bytes"] == made.cost.batch_peak_bytes and found["batch"] == made.cost.batch
 
 
 def test_data_that_are_not_quick_to_read_are_named_and_leave_the_plan_as_it_is(tmp_path, monkeypatch):
@@ -190,6 +186,40 @@ def test_a_job_may_be_submitted_from_a_machine_without_the_libraries_and_is_told
     assert [finding.code for finding in told] == ["not-planned"] and "prepare" in told[0].message
     with pytest.raises(ImportError):
         prepared(params, TRAIN, told.append)
+
+
+def test_ranks_take_the_plan_of_a_launch_only_as_it_was_made_for_their_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    params = tiny_run(tmp_path)
+    made = prepare(params)
+    model, _ = kept_model(params)
+    written = made.to_dict()
+
+    def taken(values: dict, params=made.params, model=model):
+        write_json(tmp_path / "plan.json", values)
+        return take_plan(tmp_path, RunParams.from_dict(params.to_dict()), model)
+
+    assert taken(written) == (made.plan, made.cost.wire_bytes, "", None) and made.plan.memory_events
+    assert taken({"plan": written["plan"]}) == NO_PLAN
+    looked = prepare(params, activations=True)
+    assert taken(looked.to_dict()).batch_peak[1:] == (looked.cost.batch_peak_bytes, looked.cost.batch_peak.when)
+
+    altered = json.loads(json.dumps(written))
+    altered["plan"]["units"][0]["reshard_after_forward"] ^= True
+    assert taken(altered) == "plan.json is not as your key has sealed it"
+    assert taken(written | {"seal": ""}) == taken(altered)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "of another person"))
+    assert taken(written) == taken(altered)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+    assert taken(written, made.params.change(**{"train.batch_size": 3})).startswith("parameters of the launcher's plan")
+    more = made.params.change(**{"launch.ranks": 4})
+    assert re.search(r"ranks, .* differ: \[\d, .*\], now \[4, ", taken(written, more))
+    assert taken(written, made.params.change(**{"launch.name": "other", "launch.silence_s": 9})) == taken(written)
+    other, _ = frozen_model(params.model)
+    assert taken(written, model=other) == taken(written)
+    next(p for p in other.parameters() if not p.requires_grad).requires_grad_(True)
+    assert taken(written, model=other) == "modules and tensors of the launcher's plan differ"
 
 
 def test_ranks_name_the_units_that_a_launch_planned_otherwise(tmp_path):
