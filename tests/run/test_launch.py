@@ -90,7 +90,7 @@ def test_nothing_in_a_run_folder_is_writable_by_others_whatever_the_umask(start,
 @pytest.mark.real
 def test_a_killed_rank_is_the_cause_though_another_complains_first(start):
     run = start("die")
-    state = run.wait(60)
+    state = run.wait(240)
     died = next((run.path / "logs").glob("*_1_log.out")).stat().st_mtime
     assert state.status is Status.FAILED and state.rank == 1
     noticed = read_json(run.path / "status.json")["finished"] - died
@@ -101,7 +101,7 @@ def test_a_killed_rank_is_the_cause_though_another_complains_first(start):
 
 @pytest.mark.real
 def test_a_rank_that_a_library_has_ended_gives_the_words_of_the_library(start):
-    state = start("differ").wait(60)
+    state = start("differ").wait(240)
     assert state.status is Status.FAILED and state.rank == 0
     assert "rank 0 was ended by a library (in step 2 callback gathers): " in state.reason, "after who waits for whom"
     assert "op.preamble.length <= op.nbytes" in state.reason and "out of memory" not in state.reason
@@ -111,7 +111,7 @@ def test_a_rank_that_a_library_has_ended_gives_the_words_of_the_library(start):
 @pytest.mark.real
 def test_no_other_machine_reaches_the_ranks_of_a_local_run_and_nothing_they_send_is_unpickled(start):
     run = start("listen")
-    assert run.wait(60).ok, run.state()
+    assert run.wait(240).ok, run.state()
     for rank in range(2):
         lines = run.logs(rank)
         assert "listens at ['127.0.0.1']" in lines
@@ -172,7 +172,7 @@ def test_a_rank_that_hangs_is_found_whatever_the_clock_of_the_file_server(start)
         changes = {"launch.name": name, "launch.silence_s": 1.0}
         runs.append(start("hangs_on_a_skewed_file_server", **changes))
     for run in runs:
-        state = run.wait(60)
+        state = run.wait(240)
         assert state.status is Status.FAILED and state.rank == 1, state
         assert "rank 1 does not answer (in step 3 compute): it hangs" in state.reason
 

@@ -151,7 +151,7 @@ def last_words(run: Run) -> str:
 @pytest.mark.real
 def test_fresh_code_is_taken_where_it_is_asked_for_and_names_what_changed(quick, capsys, monkeypatch):
     Path("my_words.py").write_text("WORDS = 'as edited'")
-    assert quick.wait(120).status is Status.COMPLETED, quick.state().traceback
+    assert quick.wait(240).status is Status.COMPLETED, quick.state().traceback
     assert last_words(quick) == "as launched"
     with monkeypatch.context() as closed:
         closed.setenv("XDG_CONFIG_HOME", "/dev/null")  # nobody has a key there
@@ -162,7 +162,7 @@ def test_fresh_code_is_taken_where_it_is_asked_for_and_names_what_changed(quick,
         with pytest.raises(UntrustedRun):
             check_trusted(quick.path, quick.params)
     told = []
-    assert quick.resume(tell=told.append).wait(120).status is Status.COMPLETED
+    assert quick.resume(tell=told.append).wait(240).status is Status.COMPLETED
     assert last_words(quick) == "as launched"
     Path("my_call.py").write_text("import my_words, my_more\ndef call():\n    return my_words.WORDS")
     Path("my_more.py").touch()
@@ -181,7 +181,7 @@ def test_fresh_code_is_taken_where_it_is_asked_for_and_names_what_changed(quick,
     (quick.path / "code/my_more.py").unlink()
     with pytest.raises(UntrustedRun, match="a file in its code/ is not the one"):
         quick.resume()
-    failed = quick.resume(trust=True).wait(120)
+    failed = quick.resume(trust=True).wait(240)
     error = "ZeroDivisionError: division by zero"
     assert failed.reason == f"rank 0: train.callbacks: 'my_call:call' raised {error}"
     lines = failed.traceback.splitlines()

@@ -36,7 +36,7 @@ def test_a_sweep_is_as_many_job_arrays_as_slurm_needs(cluster, base):
         most = max(most, sum(line.endswith("RUNNING") for line in lines))
         return found.done()
 
-    until(over, seconds=120, words=lambda: str(found))
+    until(over, seconds=240, words=lambda: str(found))
     assert most == 2
     jobs = [found.run(name).job for name in found.members]
     assert [job[-2:] for job in jobs] == ["_0", "_1", "_2", "_3", "_0", "_1"]
@@ -47,27 +47,27 @@ def test_a_sweep_is_as_many_job_arrays_as_slurm_needs(cluster, base):
     assert list((found.path / "005/logs").glob("*_0_log.out"))
     assert re.search("#SBATCH --array=0-3%2\n", (found.path / "array_0/array.sh").read_text())
     assert re.search("#SBATCH --array=0-1%2\n", (found.path / "array_1/array.sh").read_text())
-    assert found.run("001").resume().wait(120).ok
+    assert found.run("001").resume().wait(240).ok
     assert found.run("001").job != jobs[1] and found.run("000").job == jobs[0]
 
 
 def test_a_waiting_and_running_array_is_cancelled_whole(cluster, base):
     found = sweep(base, grid={"train.lr": [7, 8, 9, 10, 11]}, at_once=1, entry=ENTRY)
-    until(lambda: found.states()["000"].step, seconds=60, words=lambda: str(found))
+    until(lambda: found.states()["000"].step, seconds=240, words=lambda: str(found))
     assert found.states()["002"].status is found.states()["004"].status is Status.QUEUED
-    assert {state.status for state in found.cancel(timeout=60).values()} == {Status.CANCELLED} and found.done()
+    assert {state.status for state in found.cancel(timeout=240).values()} == {Status.CANCELLED} and found.done()
 
 
 def test_a_cancel_while_slurm_does_not_answer_returns_and_goes_on(cluster, base):
     found = sweep(base, grid={"train.lr": [7, 8, 9]}, at_once=2, entry=ENTRY)
-    until(lambda: found.states()["000"].step and found.states()["001"].step, seconds=60, words=lambda: str(found))
+    until(lambda: found.states()["000"].step and found.states()["001"].step, seconds=240, words=lambda: str(found))
     cluster.daemons["slurmctld"].send_signal(signal.SIGSTOP)
     try:
         with pytest.raises(TimeoutError, match="goes on trying"):  # while Slurm is still stopped
             found.cancel()
     finally:
         cluster.daemons["slurmctld"].send_signal(signal.SIGCONT)
-    until(found.done, seconds=60, words=lambda: str(found))
+    until(found.done, seconds=240, words=lambda: str(found))
     assert {state.status for state in found.states().values()} == {Status.CANCELLED}
 
 

@@ -29,7 +29,7 @@ runs["preemptible"].drill()
 steps = subprocess.run(["squeue", "--steps", "--noheader"], capture_output=True, text=True).stdout
 runs["stream"].cancel()
 after = subprocess.run(["squeue", "--steps", "--noheader"], capture_output=True, text=True).stdout
-ends = {name: [str(run.wait(90).status), run.wait(90).reason] for name, run in runs.items()}
+ends = {name: [str(run.wait(240).status), run.wait(90).reason] for name, run in runs.items()}
 logs = [runs["places"].logs(rank).splitlines()[0] for rank in range(4)]
 events = [event["kind"] for event in runs["preemptible"].events()]
 job = subprocess.run(["squeue", "--noheader", "--format=%T"], capture_output=True, text=True).stdout

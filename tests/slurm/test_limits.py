@@ -49,7 +49,7 @@ def test_members_beyond_a_limit_on_submitted_jobs_wait_for_their_turn(accounted,
     )
     waiting = until(lambda: [s for s in found.states().values() if "QOSMaxSubmitJobPerUserLimit" in s.reason])
     assert {state.status for state in waiting} == {Status.QUEUED} and "waits for its turn" in waiting[0].reason
-    until(found.done, seconds=120, words=lambda: str(found))
+    until(found.done, seconds=240, words=lambda: str(found))
     assert all(state.ok for state in found.states().values()), str(found)
 
 
@@ -64,4 +64,4 @@ def test_a_member_that_waits_for_its_turn_is_cancelled_alone_and_with_all(accoun
     until(lambda: "QOSMaxSubmitJobPerUserLimit" in found.states()["003"].reason, words=lambda: str(found))
     assert found.run("003").cancel().status is Status.CANCELLED
     assert found.states()["002"].status is Status.QUEUED and not found.done()
-    assert {state.status for state in found.cancel(timeout=60).values()} == {Status.CANCELLED} and found.done()
+    assert {state.status for state in found.cancel(timeout=240).values()} == {Status.CANCELLED} and found.done()

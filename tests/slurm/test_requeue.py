@@ -54,7 +54,7 @@ def loses(node: str, cluster):
     it once more the end of the job's last life, which would hit the next one."""
     cluster.start_node(SPARE)
     cluster.stop_node(node)
-    until(lambda: "down" in cluster.nodes()[node], seconds=60, words=lambda: str(cluster.nodes()))
+    until(lambda: "down" in cluster.nodes()[node], seconds=240, words=lambda: str(cluster.nodes()))
     try:
         yield
     finally:

@@ -167,7 +167,7 @@ def test_planted_faults_of_a_cluster_are_found_each_by_its_line(cluster, planted
     interrupted = started.pop("interrupted")
     until(lambda: (line := interrupted.stderr.readline()) and " waits" in line)
     interrupted.send_signal(signal.SIGINT)
-    assert interrupted.wait(60) == 130, interrupted.stderr.read()
+    assert interrupted.wait(240) == 130, interrupted.stderr.read()
     assert "interrupted" not in cluster.ask("squeue", "--noheader", "--format=%o").stdout, "its job is cancelled"
     assert not (planted / "runs/interrupted").exists(), "and its folder is gone"
     waits = until(lambda: re.search(r"job (\d+) waits", started["cancelled"].stderr.readline()))

@@ -72,7 +72,7 @@ def test_a_job_says_what_is_slow_before_its_ranks_report(submit, cluster, tmp_pa
             (tmp_path / f"{stage}.over").touch()
     finally:
         start_file.unlink()
-    assert run.wait(60).ok, f"{run.state()}\n{run.logs(0)}"
+    assert run.wait(240).ok, f"{run.state()}\n{run.logs(0)}"
 
 
 def test_a_node_that_cannot_see_the_folder_is_named_so(submit, cluster, tmp_path):
@@ -85,7 +85,7 @@ def test_a_node_that_cannot_see_the_folder_is_named_so(submit, cluster, tmp_path
         until(lambda: set(cluster.nodes().values()) == {"idle"}, words=cluster.words)
         changes = {"launch.folder": str(hidden), "launch.name": f"without-{node}", "launch.silence_s": 2}
         run = submit("hang", **changes)
-        state = run.wait(60)
+        state = run.wait(240)
         assert state.status is Status.FAILED and words[node] in state.reason, f"{state}\n{run.logs(0)[:2000]}"
     for node in NODES:
         cluster.start_node(node)
@@ -97,12 +97,12 @@ def test_a_node_name_without_an_address_is_the_reason_and_launch_host_the_way_ou
     there = {"launch.sbatch": [f"nodelist={NOWHERE},{NODES[1]}"]}
     try:
         until(lambda: cluster.nodes().get(NOWHERE) == "idle", words=cluster.words)
-        state = submit("places", **there).wait(60)
+        state = submit("places", **there).wait(240)
         assert state.status is Status.FAILED
         assert f"OSError: no rank reaches {NOWHERE}: '{NOWHERE}' has no address on " in state.reason, state
         assert "by launch.host, such as {host}i" in state.reason and "launch.folder" not in state.reason
         run = submit("places", **there, **{"launch.name": "suffix", "launch.host": "{host}7f.4"})
-        assert run.wait(60).ok, f"{run.state()}\n{run.logs(3)}"
+        assert run.wait(240).ok, f"{run.state()}\n{run.logs(3)}"
         assert " MASTER_ADDR=127.0.0.4 " in run.logs(0) and " MASTER_ADDR=127.0.0.4 " in run.logs(3), "its address"
     finally:
         cluster.forget_node(NOWHERE)
@@ -110,18 +110,18 @@ def test_a_node_name_without_an_address_is_the_reason_and_launch_host_the_way_ou
 
 def test_a_run_whose_job_slurm_has_forgotten_is_lost(submit):
     run = submit("places")
-    assert run.wait(60).ok
+    assert run.wait(240).ok
     (run.path / "logs/ranks.end").unlink()
     for rank in range(4):
         (run.path / f"logs/rank{rank}.json").write_text('{"state": "running", "time": 0}')
     (run.path / "status.json").write_text('{"status": "QUEUED", "job": "999999"}')
     os.utime(run.path / "status.json", (1, 1))
-    state = run.wait(60)
+    state = run.wait(240)
     assert state.status is Status.LOST and state.reason.startswith("Slurm no longer knows job 999999"), state
 
 
 def test_a_run_whose_time_is_up_is_told_so(timed, cluster):
-    state = timed.wait(120)
+    state = timed.wait(240)
     assert state.status is Status.FAILED and state.step > 0
     assert state.reason == "the time limit was reached; raise launch.timeout_min"
     assert slurm_log.state_in_log(timed.path) == "TIMEOUT", "known also where Slurm has forgotten it"
@@ -169,7 +169,7 @@ print(run.state(), run.logs(0), run.metrics(), run.result(), run.events(), run.p
 
 def test_somebody_elses_run_is_read_without_unpickling_and_without_writing(submit, tmp_path):
     run = submit("places")
-    assert run.wait(60).ok
+    assert run.wait(240).ok
     for pickled in (run.path / "logs").glob("*.pkl"):
         assert stat.S_IMODE(pickled.stat().st_mode) == 0o600, pickled
         pickled.write_bytes(pickle.dumps(Bomb()))
@@ -187,12 +187,12 @@ def test_somebody_elses_run_is_read_without_unpickling_and_without_writing(submi
 
 def test_accounting_knows_what_squeue_has_forgotten(accounted, submit):
     refused = submit("places", **{"launch.account": "nope"})
-    assert "Invalid account" in refused.wait(60).reason
+    assert "Invalid account" in refused.wait(240).reason
     run = submit("stream", **{"launch.account": "lab"})
     until(lambda: (run.path / "logs/rank0.json").exists(), words=lambda: str(run.state()))
     accounted.ask("scancel", run.job)
     until(lambda: run.job not in accounted.ask("squeue", "--states=all", "--noheader", "--format=%i").stdout)
-    state = run.wait(60)
+    state = run.wait(240)
     assert state.status is Status.CANCELLED and state.reason.endswith("the cluster's administrators (by 0)")
 
 
@@ -219,6 +219,6 @@ def test_a_job_whose_ranks_are_interrupted_is_not_complete(submit, cluster):
 
 def test_a_job_that_ends_before_its_ranks_report_their_end_is_not_complete(submit):
     run = submit("leaves", **{"launch.name": "leaves"})
-    state = run.wait(60)
+    state = run.wait(240)
     words = "the job ended before ranks 1, 2, 3 finished: interrupted, as by a node that was set down; resume it"
     assert state.status is Status.FAILED and state.reason == words
