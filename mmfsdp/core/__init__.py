@@ -14,6 +14,6 @@ Read the files in this order. What a plan costs is predicted in `mmfsdp.predict`
    0's, copied to every rank, which wrapping then shards; quantize: frozen matrices in 8 or 4 bits;
    nf4_kernel: 4 bits to weights in one kernel on a GPU.
 9. inference: evaluations and `generate` between steps.
-10. micro_batch: what `train_step` takes. step: `train_step`; collectives: this rank, the number of ranks, sums over
-    ranks.
+10. micro_batch: what `train_step` takes. step: `train_step`; same_parts: ranks that use different parts in a step;
+    collectives: this rank, the number of ranks, sums over ranks.
 """

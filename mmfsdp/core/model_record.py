@@ -23,6 +23,8 @@ class ModelRecord:
     """`keep_gathered` is active: forwards without gradients leave its units gathered."""
     first_step_checked: bool = False
     """`train_step` has compared the ranks' batches and linted the loss of its first step."""
+    parts_watch: Any = None
+    """Of `train_step`: notes which parts a step uses; see same_parts.py."""
 
 
 _records: WeakKeyDictionary[Any, ModelRecord] = WeakKeyDictionary()

@@ -25,8 +25,9 @@ from .micro_batch import StepBatch, as_batches, check_loss, label_tokens, lint_l
 from .model_record import plan_of, record_of
 from .names import plain_name, unwrapped
 from .plan import UnitKind, stop_at_errors
+from .same_parts import UsedParts, watch_parts
 
-FIGURES = ("loss", "grad_norm", "tokens", "samples", "stop_votes", "loss_scale")
+FIGURES = ("loss", "grad_norm", "tokens", "samples", "stop_votes", "loss_scale", "same_parts")
 """The figures of a step, in the order in which they travel to the host; then the mean loss of each source."""
 
 
@@ -62,6 +63,8 @@ def train_step(
     """
     check_step(model, optimizer, scaler)
     batches = as_batches(model, micro_batches)
+    parts = watch_parts(model)
+    parts.begin()
     device, lr = compute_device(model), first_lr(optimizer)
     scale = 1.0 if scaler is None else scaler.scale.clone()
 
@@ -81,23 +84,27 @@ def train_step(
             # DDP and FSDP divide gradients by the number of ranks; this multiplication makes them sums again.
             (loss_sum * (world_size() * token_weights[source]).float() * scale).backward()
 
-    # 3. One norm over the whole gradient. The losses and the ranks' votes to stop travel in the same all-reduce.
+    # 3. One norm over the whole gradient. The losses, the ranks' votes to stop and digests of the parts that each rank
+    # used travel in the same all-reduce.
     votes_to_stop = stop_requested is not None and stop_requested()
-    squares, stop_vote = squared_grad_norm(model, device), to_device([votes_to_stop], device)
-    totals = sum_over_ranks(torch.cat([loss_sums, squares, stop_vote]))
-    loss_sums, grad_norm, stop_votes = totals[:-2], totals[-2].sqrt() / scale, totals[-1]
-    loss = loss_sums @ token_weights
+    squares, votes = squared_grad_norm(model, device), to_device([votes_to_stop, *parts.bits(model)], device)
+    totals = sum_over_ranks(torch.cat([loss_sums, squares, votes]))
+    loss_sums, square, stop_votes, bits = totals.split([len(sources), 1, 1, len(votes) - 1])
+    loss, grad_norm, same_parts = loss_sums @ token_weights, square[0].sqrt() / scale, parts.agreed(bits)
 
-    # 4. Clip once and step. If the loss or the norm is not finite, no rank changes its weights.
-    finite = torch.isfinite(loss + grad_norm)
+    # 4. Clip once and step. If the loss or the norm is not finite, or if ranks used different parts of the model, no
+    # rank changes its weights.
+    finite = torch.isfinite(loss + grad_norm) & same_parts
     clip_gradients(optimizer, grad_norm, max_grad_norm, scale)
     step_if(finite, optimizer, scaler)
     if schedule is not None:
         schedule.step()
     # In the order of FIGURES.
-    figures = [loss, grad_norm, tokens.sum(), samples, stop_votes, scale, *(loss_sums / tokens.clamp(min=1))]
-    on_host, arrived = send_to_host(figures, device)
-    return StepMetrics(on_host, arrived, scaler is not None, sources, sum(rank_tokens), lr)
+    figures = [loss, grad_norm, tokens.sum(), samples, stop_votes[0], scale, same_parts]
+    on_host, arrived = send_to_host([*figures, *(loss_sums / tokens.clamp(min=1))], device)
+    metrics = StepMetrics(on_host, arrived, scaler is not None, sources, sum(rank_tokens), lr, parts.used)
+    parts.check_later(metrics.check, waited=arrived is None or not optimizer.defaults.get("fused"))
+    return metrics
 
 
 class LossScale(Protocol):
@@ -370,12 +377,21 @@ class StepMetrics:
     """Label tokens of this rank."""
     lr: float | torch.Tensor
     """Of the optimizer's first group; a tensor if the optimizer has one."""
+    used: UsedParts
+    """The parts of the model that this rank used."""
 
     @cached_property
     def _values(self) -> list[float]:
         if self.arrived is not None:
             self.arrived.synchronize()
-        return self.figures.tolist()
+        values = self.figures.tolist()
+        if not values[FIGURES.index("same_parts")]:
+            self.used.stop()
+        return values
+
+    def check(self) -> None:
+        """Raise ParamError if ranks used different parts of the model. Every rank must call it."""
+        _ = self._values
 
     def _figure(self, name: str) -> float:
         return self._values[FIGURES.index(name)]

@@ -239,7 +239,8 @@ def with_bytes(unit: Unit, fsdp: FSDPParams, shard: int) -> Unit:
         numel = p.padded(shard)
         at_rest += numel // shard * ITEMSIZE[p.dtype]
         unsharded += numel * ITEMSIZE[unit.computed_dtype(p)]
-        if p.learns:
+        # A sharded unit is reduced whole: a parameter without a gradient counts as zeros (same_parts.py).
+        if p.learns or (unit.sharded and p.trainable and any(other.learns for other in unit.params)):
             # DDP and replicated units reduce in the dtype of the parameters.
             reduced += numel * ITEMSIZE[fsdp.reduce_dtype.torch_name if unit.sharded else p.dtype]
     return replace(unit, bytes_at_rest=at_rest, unsharded_bytes=unsharded, reduced_bytes=reduced)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..core.plan import Unit, WrapPlan
+from ..core.plan import Unit, WrapPlan, digest_numbers
 from ..params import Backend, TrainParams
 from ..predict.memory import StepWalk, step_walk
 from .entered import Entry
@@ -100,7 +100,8 @@ def step_order(plan: WrapPlan, train: TrainParams, *, sources: int = 1) -> StepO
     recorder = _Recorder(plan)
     step_walk(plan, train, sources=sources, recorder=recorder)
     counts = Planned("all-reduce", COUNTS, "", (1 + sources) * NUMBER_BYTES)
-    figures = Planned("all-reduce", FIGURES, "", (2 + sources) * NUMBER_BYTES)
+    digests = digest_numbers(plan.replicate if plan.shard > 1 else 1)
+    figures = Planned("all-reduce", FIGURES, "", (2 + sources + digests) * NUMBER_BYTES)
     return StepOrder((counts, *recorder.collectives, figures), in_order=True)
 
 

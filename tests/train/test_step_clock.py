@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from mmfsdp.core.same_parts import UsedParts
 from mmfsdp.core.step import FIGURES, StepMetrics
 from mmfsdp.train.callbacks import Callback
 from mmfsdp.train.step_rows import StepRows
@@ -84,7 +85,7 @@ def rows_of_a_week(machine: Machine, *, data_s: float, compute_s: float) -> list
             figures = torch.tensor([*values.values(), 1.0], dtype=torch.float64)
             arrived = machine.event()
             arrived.record()
-            rows.add(StepMetrics(figures, arrived, False, ["data"], 300, 1e-3), began, {})
+            rows.add(StepMetrics(figures, arrived, False, ["data"], 300, 1e-3, UsedParts()), began, {})
         rows.read()
         machine.host_s += DAY_S
     return kept.rows

@@ -1,0 +1,266 @@
+"""Find ranks that use different parts of a model in one step, such as the heads of different tasks.
+
+A collective pairs what each rank sends next. If rank 0 gathers or reduces one unit and rank 1 another one, the weights
+or the gradients of both are mixed, without an error where their sizes agree. So `train_step` notes what each rank
+gathers and reduces, and which parameters have a gradient. A digest of that travels in the all-reduce of the step's
+figures: where ranks differ, every rank learns it from the same sums, and none changes its weights.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+from ..params import ParamError
+from .collectives import gather_through_store, rank, world_size
+from .inference import parameter_groups
+from .lint import list_all
+from .model_record import record_of
+from .names import plain_name
+from .plan import DIGEST_BITS
+from .units import unit_name
+
+WAYS_OUT = (
+    "Let every rank use every part that trains in each micro-batch, in the same order: add 0 * part(x).sum() to the "
+    "loss for each part that a batch does not need; or give all ranks batches of the same kind at the same time"
+)
+STEPS_AHEAD = 2
+"""A GPU's step is checked this many steps later, when its figures have long arrived, so that the host does not wait."""
+
+
+@dataclass
+class UsedParts:
+    """What one rank used in a step."""
+
+    gathered: list[str] = field(default_factory=list)
+    """Names of units, in the order of their all-gathers."""
+    reduced: list[str] = field(default_factory=list)
+    """Names of units, in the order of their reductions."""
+    with_gradient: list[str] = field(default_factory=list)
+    """Names of the parameters that have a gradient after backward; of FSDP1's units."""
+    problem: str = ""
+    """How ranks differ, once it is known."""
+
+    def stop(self) -> None:
+        """Raise ParamError that names how this step differs between ranks. Every rank must call it."""
+        if not self.problem:
+            of_ranks = gather_through_store([self.gathered, self.reduced, self.with_gradient])
+            self.problem = difference([UsedParts(*lists) for lists in of_ranks])
+        raise ParamError("model", self.problem)
+
+
+class PartsWatch:
+    """Note which parts of a wrapped model a step uses, and compare them with the other ranks'."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.used = UsedParts()
+        self.unchecked: deque[Callable[[], object]] = deque()
+        """Of the newest steps on a GPU: each reads a step's figures, and raises if ranks differed in it."""
+        self.replica, self.replicas = replica_of(model)
+        self.filled: set[Any] = set()
+        """Parameters of FSDP2 without a gradient in this step, which were reduced as zeros with their unit."""
+        self.handles: dict[str, Any] = {}
+        """FSDP1's flat parameters, by the name of their unit."""
+        modules_of: dict[Any, list[str]] = {}  # by FSDP2's group of parameters
+        for full_name, module in model.named_modules():
+            name = plain_name(full_name, model)
+            if isinstance(module, FSDPModule):
+                for group in parameter_groups(module):
+                    modules_of.setdefault(group, []).append(name)
+            elif isinstance(module, FullyShardedDataParallel) and module._handle is not None:
+                self.handles[unit_name((name,))] = module._handle
+                self.note_unshards(module._handle, unit_name((name,)))
+        for group, names in modules_of.items():
+            self.note_gathers(group, unit_name(tuple(names)))
+            self.note_reductions(group, unit_name(tuple(names)))
+
+    def note_gathers(self, group: Any, name: str) -> None:
+        """Note the all-gathers of a unit of FSDP2: in forward, in backward, and ahead of need."""
+        if getattr(group.mesh_info, "shard_mesh_size", 1) == 1:
+            return  # every rank holds all of it
+        unshard = group.unshard
+
+        def noted(*args: Any, **kwargs: Any) -> None:
+            pending = group._all_gather_result
+            unshard(*args, **kwargs)
+            if group._all_gather_result is not pending:
+                self.used.gathered.append(name)
+
+        group.unshard = noted
+
+    def note_reductions(self, group: Any, name: str) -> None:
+        """Note the reductions of a unit of FSDP2, and have it reduce all that trains in it.
+
+        FSDP2 reduces those parameters of a unit that have a gradient. Where they differ between ranks, so would the
+        sizes of the reduction, and gloo would end the process before ranks can compare what they used.
+        """
+        post_backward = group.post_backward
+
+        def noted(*args: Any) -> None:
+            if group.reduce_grads and any(has_gradient(p) for p in group.fsdp_params):
+                self.used.reduced.append(name)
+                self.fill_with_zeros(group.fsdp_params)
+            post_backward(*args)
+
+        group.post_backward = noted
+
+    def fill_with_zeros(self, parameters: Sequence[Any]) -> None:
+        """Give zeros to the parameters of a unit of FSDP2 that train and have no gradient. `bits` takes them away."""
+        # After several micro-batches gradients are in the dtype of the reduction, and all must be in one.
+        accumulated = next((p.unsharded_accumulated_grad for p in parameters if accumulates(p)), None)
+        for parameter in parameters:
+            if has_gradient(parameter):
+                self.filled.discard(parameter)
+            elif parameter.sharded_param.requires_grad:
+                if parameter.sharded_param.grad is None:
+                    self.filled.add(parameter)
+                if accumulated is None:
+                    parameter.unsharded_param.grad = torch.zeros_like(parameter.unsharded_param)
+                else:
+                    zeros = torch.zeros_like(parameter.unsharded_param, dtype=accumulated.dtype)
+                    parameter.unsharded_accumulated_grad = zeros
+
+    def note_unshards(self, handle: Any, name: str) -> None:
+        """Note the all-gathers of a unit of FSDP1."""
+        unshard = handle.unshard
+
+        def noted() -> None:
+            if handle.needs_unshard():
+                self.used.gathered.append(name)
+            unshard()
+
+        handle.unshard = noted
+
+    def begin(self) -> None:
+        """Begin a step. Raises ParamError if ranks differed in an earlier step that has not been checked yet."""
+        while len(self.unchecked) >= STEPS_AHEAD:
+            self.unchecked.popleft()()
+        self.used = UsedParts()
+        self.filled.clear()
+
+    def check_later(self, check: Callable[[], object], *, waited: bool) -> None:
+        """Check a step in a later one, or at once if the host has waited for the device anyway."""
+        self.unchecked.append(check)
+        while waited and self.unchecked:
+            self.unchecked.popleft()()
+
+    def bits(self, model: nn.Module) -> list[float]:
+        """Return digests of this rank's step, bit by bit: for each replica of its gathers, then of all the rest.
+
+        Raises ParamError if DDP still waits for a gradient.
+        """
+        used = self.used
+        for parameter in self.filled:
+            parameter.sharded_param.grad = None  # as in one process: the optimizer leaves it alone
+        self.filled.clear()  # it must not keep the model in memory
+        if self.handles:
+            # A rank may hold no element of a parameter, so FSDP1's units tell, and not the parameters.
+            used.with_gradient += [name for name, h in self.handles.items() if h.flat_param.grad is not None]
+        else:
+            for name, p in model.named_parameters():
+                if p.grad is not None:
+                    used.with_gradient.append(plain_name(name, model))
+        if isinstance(model, DistributedDataParallel):
+            stop_if_ddp_waits(model)
+        rows = [[0.0] * DIGEST_BITS for _ in range(self.replicas)]
+        # The replicas of a hybrid mesh gather apart from each other, and reduce together.
+        rows[self.replica] = digest_bits(used.gathered)
+        rows.append(digest_bits([*used.reduced, "", *used.with_gradient]))
+        return [bit for row in rows for bit in row]
+
+    def agreed(self, sums: torch.Tensor) -> torch.Tensor:
+        """Return (): whether all ranks used the same parts. sums: of `bits`, over all ranks.
+
+        Each bit is summed by itself. All ranks have the same digest if every sum is 0 or the number of ranks, and such
+        sums are exact.
+        """
+        rows = sums.view(self.replicas + 1, DIGEST_BITS)
+        gathered = (rows[:-1] == 0) | (rows[:-1] == world_size() // self.replicas)
+        others = (rows[-1] == 0) | (rows[-1] == world_size())
+        return gathered.all() & others.all()
+
+
+def watch_parts(model: nn.Module) -> PartsWatch:
+    """Return the watch of a wrapped model; the first call puts it on."""
+    record = record_of(model)
+    if record.parts_watch is None:
+        record.parts_watch = PartsWatch(model)
+    return record.parts_watch
+
+
+def replica_of(model: nn.Module) -> tuple[int, int]:
+    """Return this rank's place along the replicate axis of a hybrid mesh, and the length of that axis; else 0 and 1."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            for group in parameter_groups(module):
+                mesh = group.mesh_info
+                if getattr(mesh, "shard_mesh_size", 1) > 1 and hasattr(mesh, "replicate_mesh_size"):
+                    return mesh.replicate_mesh_rank, mesh.replicate_mesh_size
+        elif isinstance(module, FullyShardedDataParallel) and hasattr(module, "_inter_node_pg"):
+            return dist.get_rank(module._inter_node_pg), dist.get_world_size(module._inter_node_pg)
+    return 0, 1
+
+
+def stop_if_ddp_waits(model: DistributedDataParallel) -> None:
+    """Raise ParamError if DDP waits for a gradient after backward: what came is not reduced, or only in part.
+
+    DDP itself would say so in the next forward, when each rank has changed its weights by its own gradients. It cannot
+    be told with the step's figures: their all-reduce would be paired with one of DDP that another rank waits in.
+    """
+    try:
+        model._check_reducer_finalized()
+    except RuntimeError as error:
+        missing = [name for name, p in model.module.named_parameters() if p.requires_grad and p.grad is None]
+        names = list_all(missing) if missing else "parameters that only an earlier micro-batch used"
+        problem = f"DDP has no gradient on rank {rank()} of {names}, and waits for it; no rank changed its weights"
+        raise ParamError("model", f"{problem}. {WAYS_OUT}; or freeze what no batch uses") from error
+
+
+def has_gradient(parameter: Any) -> bool:
+    """Return True if a whole parameter of FSDP2 has a gradient that waits for its reduction."""
+    whole = getattr(parameter, "_unsharded_param", None)  # absent before the first all-gather
+    return whole is not None and (whole.grad is not None or accumulates(parameter))
+
+
+def accumulates(parameter: Any) -> bool:
+    """Return True if a parameter of FSDP2 holds a gradient of earlier micro-batches."""
+    return parameter.unsharded_accumulated_grad is not None
+
+
+def digest_bits(names: Iterable[str]) -> list[float]:
+    """Return the bits of a digest of names, their order included."""
+    digest = zlib.crc32("\n".join(names).encode())
+    return [float(digest >> place & 1) for place in range(DIGEST_BITS)]
+
+
+def difference(of_ranks: Sequence[UsedParts]) -> str:
+    """Return how the first rank that differs from rank 0 does, and what to do."""
+    first = of_ranks[0]
+    other = next((index for index, used in enumerate(of_ranks) if used != first), 0)
+    second = of_ranks[other]
+    kinds = (
+        ("the gradient of", first.with_gradient, second.with_gradient),
+        ("the unit", first.gathered, second.gathered),
+        ("the reduction of", first.reduced, second.reduced),
+    )
+    found: list[str] = []
+    for what, ours, theirs in kinds:
+        for names, owner, others in ((ours, 0, theirs), (theirs, other, ours)):
+            alone = [name for name in dict.fromkeys(names) if name not in others]
+            if alone and len(found) < 2:
+                found.append(f"only rank {owner} has {what} {list_all(alone)}")
+    if not found:
+        found.append(f"rank 0 and rank {other} used the same parts a different number of times, or in another order")
+    return (
+        f"ranks used different parts of the model in one step: {'; '.join(found)}. Their collectives do not fit "
+        f"together, so no rank changed its weights. {WAYS_OUT}"
+    )
