@@ -33,13 +33,20 @@ def world_size() -> int:
     return dist.get_world_size() if is_distributed() else 1
 
 
+def answering_ranks() -> int:
+    """Return the number of ranks that take part in a collective; 1 for torch's "fake" backend, whose others never do."""
+    if is_distributed() and dist.get_backend() == "fake":
+        return 1
+    return world_size()
+
+
 def gather_through_store(value: Any) -> list[Any]:
     """Return what each rank passes, in order of the ranks, without a collective. Every rank must call it.
 
     The values travel as JSON through the key-value store by which the ranks found each other, so no host waits for its
     GPU, and ranks that then have different collectives do not hang here.
     """
-    if not is_distributed() or dist.get_backend() == "fake":
+    if not is_distributed() or answering_ranks() < world_size():
         return [value]
     store = dist.distributed_c10d._get_default_store()  # torch 2.11 has no public name for it
     # The store itself counts each rank's calls: a process may have been in other groups, with other ranks, before.

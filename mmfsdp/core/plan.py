@@ -35,8 +35,6 @@ ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "uint8": 1,
 ITEMSIZE |= {"float8_e4m3fn": 1, "float8_e5m2": 1}  # of codes
 """Bytes of one element, by torch's dtype name."""
 ROOT = "(root)"
-DIGEST_BITS = 32
-"""Of the digests of what a rank used in a step; see same_parts.py."""
 
 
 class UnitKind(Choice):
@@ -230,12 +228,6 @@ def ring_bytes(kind: str, nbytes: int, ranks: int) -> int:
     """
     passed_on = nbytes * (ranks - 1) // ranks
     return 2 * passed_on if kind == "all-reduce" else passed_on
-
-
-def digest_numbers(replicas: int) -> int:
-    """Return how many numbers of the all-reduce of a step's figures tell which parts of the model a rank used."""
-    # One digest of gathers for each replica, and one of all else.
-    return (replicas + 1) * DIGEST_BITS
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,18 @@
 
 A collective pairs what each rank sends next. If rank 0 gathers or reduces one unit and rank 1 another one, the weights
 or the gradients of both are mixed, without an error where their sizes agree. So `train_step` notes what each rank
-gathers and reduces, and which parameters have a gradient. A digest of that travels in the all-reduce of the step's
-figures: where ranks differ, every rank learns it from the same sums, and none changes its weights.
+gathers and reduces, and which parameters have a gradient. One number made from that travels in the all-reduce of the
+step's figures: its sum over ranks is 0 if they used the same parts. Else every rank learns it from that sum, and none
+changes its weights.
 """
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,12 +22,11 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from ..params import ParamError
-from .collectives import gather_through_store, rank, world_size
+from .collectives import answering_ranks, gather_through_store, rank, world_size
 from .inference import parameter_groups
 from .lint import list_all
 from .model_record import record_of
 from .names import plain_name
-from .plan import DIGEST_BITS
 from .units import unit_name
 
 WAYS_OUT = (
@@ -35,6 +35,9 @@ WAYS_OUT = (
 )
 STEPS_AHEAD = 2
 """A GPU's step is checked this many steps later, when its figures have long arrived, so that the host does not wait."""
+DIGEST_BYTES = 4
+"""Sums of numbers of 32 bits over half a million ranks are exact in float64. Ranks that differ are missed once in
+4 billion steps."""
 
 
 @dataclass
@@ -58,6 +61,16 @@ class UsedParts:
         raise ParamError("model", self.problem)
 
 
+class ShardGroup(NamedTuple):
+    """The ranks that gather a model's units together, as one of them sees it."""
+
+    replica: int
+    """Which of the groups of a hybrid mesh this is."""
+    place: int
+    """This rank's, from 0."""
+    ranks: int
+
+
 class PartsWatch:
     """Note which parts of a wrapped model a step uses, and compare them with the other ranks'."""
 
@@ -65,7 +78,7 @@ class PartsWatch:
         self.used = UsedParts()
         self.unchecked: deque[Callable[[], object]] = deque()
         """Of the newest steps on a GPU: each reads a step's figures, and raises if ranks differed in it."""
-        self.replica, self.replicas = replica_of(model)
+        self.shard_group = shard_group_of(model)
         self.filled: set[Any] = set()
         """Parameters of FSDP2 without a gradient in this step, which were reduced as zeros with their unit."""
         self.handles: dict[str, Any] = {}
@@ -114,7 +127,7 @@ class PartsWatch:
         group.post_backward = noted
 
     def fill_with_zeros(self, parameters: Sequence[Any]) -> None:
-        """Give zeros to the parameters of a unit of FSDP2 that train and have no gradient. `bits` takes them away."""
+        """Give zeros to the parameters of a unit of FSDP2 that train and have no gradient. `check_number` removes them."""
         # After several micro-batches gradients are in the dtype of the reduction, and all must be in one.
         accumulated = next((p.unsharded_accumulated_grad for p in parameters if accumulates(p)), None)
         for parameter in parameters:
@@ -153,40 +166,32 @@ class PartsWatch:
         while waited and self.unchecked:
             self.unchecked.popleft()()
 
-    def bits(self, model: nn.Module) -> list[float]:
-        """Return digests of this rank's step, bit by bit: for each replica of its gathers, then of all the rest.
+    def check_number(self, model: nn.Module) -> float:
+        """Return a whole number for this rank's step. Over all ranks they add up to 0 if all used the same parts.
 
         Raises ParamError if DDP still waits for a gradient.
         """
-        used = self.used
         for parameter in self.filled:
             parameter.sharded_param.grad = None  # as in one process: the optimizer leaves it alone
         self.filled.clear()  # it must not keep the model in memory
-        if self.handles:
-            # A rank may hold no element of a parameter, so FSDP1's units tell, and not the parameters.
-            used.with_gradient += [name for name, h in self.handles.items() if h.flat_param.grad is not None]
-        else:
-            for name, p in model.named_parameters():
-                if p.grad is not None:
-                    used.with_gradient.append(plain_name(name, model))
+        self.used.with_gradient += self.names_with_gradient(model)
         if isinstance(model, DistributedDataParallel):
             stop_if_ddp_waits(model)
-        rows = [[0.0] * DIGEST_BITS for _ in range(self.replicas)]
-        # The replicas of a hybrid mesh gather apart from each other, and reduce together.
-        rows[self.replica] = digest_bits(used.gathered)
-        rows.append(digest_bits([*used.reduced, "", *used.with_gradient]))
-        return [bit for row in rows for bit in row]
+        if answering_ranks() == 1:
+            return 0.0
+        # The replicas of a hybrid mesh gather apart from each other, and reduce together. Their numbers differ, so that
+        # a difference in one replica cannot cancel the opposite one in another.
+        group = self.shard_group
+        gathers = balanced(digest([str(group.replica), *self.used.gathered]), group.place, group.ranks)
+        gradients = digest([*self.used.reduced, "", *self.used.with_gradient])
+        return gathers + balanced(gradients, rank(), world_size())
 
-    def agreed(self, sums: torch.Tensor) -> torch.Tensor:
-        """Return (): whether all ranks used the same parts. sums: of `bits`, over all ranks.
-
-        Each bit is summed by itself. All ranks have the same digest if every sum is 0 or the number of ranks, and such
-        sums are exact.
-        """
-        rows = sums.view(self.replicas + 1, DIGEST_BITS)
-        gathered = (rows[:-1] == 0) | (rows[:-1] == world_size() // self.replicas)
-        others = (rows[-1] == 0) | (rows[-1] == world_size())
-        return gathered.all() & others.all()
+    def names_with_gradient(self, model: nn.Module) -> list[str]:
+        """Return the parameters of this rank that have a gradient; of FSDP1 the units."""
+        if self.handles:
+            # A rank may hold no element of a parameter, so FSDP1's units tell, and not the parameters.
+            return [name for name, handle in self.handles.items() if handle.flat_param.grad is not None]
+        return [plain_name(name, model) for name, p in model.named_parameters() if p.grad is not None]
 
 
 def watch_parts(model: nn.Module) -> PartsWatch:
@@ -197,17 +202,18 @@ def watch_parts(model: nn.Module) -> PartsWatch:
     return record.parts_watch
 
 
-def replica_of(model: nn.Module) -> tuple[int, int]:
-    """Return this rank's place along the replicate axis of a hybrid mesh, and the length of that axis; else 0 and 1."""
+def shard_group_of(model: nn.Module) -> ShardGroup:
+    """Return the ranks with which this one gathers the units of a wrapped model; all of them, but on a hybrid mesh."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             for group in parameter_groups(module):
                 mesh = group.mesh_info
-                if getattr(mesh, "shard_mesh_size", 1) > 1 and hasattr(mesh, "replicate_mesh_size"):
-                    return mesh.replicate_mesh_rank, mesh.replicate_mesh_size
+                if getattr(mesh, "shard_mesh_size", 1) > 1 and hasattr(mesh, "replicate_mesh_rank"):
+                    return ShardGroup(mesh.replicate_mesh_rank, mesh.shard_mesh_rank, mesh.shard_mesh_size)
         elif isinstance(module, FullyShardedDataParallel) and hasattr(module, "_inter_node_pg"):
-            return dist.get_rank(module._inter_node_pg), dist.get_world_size(module._inter_node_pg)
-    return 0, 1
+            shards = module.process_group
+            return ShardGroup(dist.get_rank(module._inter_node_pg), dist.get_rank(shards), dist.get_world_size(shards))
+    return ShardGroup(0, rank(), world_size())
 
 
 def stop_if_ddp_waits(model: DistributedDataParallel) -> None:
@@ -236,10 +242,14 @@ def accumulates(parameter: Any) -> bool:
     return parameter.unsharded_accumulated_grad is not None
 
 
-def digest_bits(names: Iterable[str]) -> list[float]:
-    """Return the bits of a digest of names, their order included."""
-    digest = zlib.crc32("\n".join(names).encode())
-    return [float(digest >> place & 1) for place in range(DIGEST_BITS)]
+def digest(names: Iterable[str]) -> int:
+    """Return a digest of names, their order included."""
+    return int.from_bytes(hashlib.blake2b("\n".join(names).encode(), digest_size=DIGEST_BYTES).digest(), "big")
+
+
+def balanced(number: int, place: int, ranks: int) -> float:
+    """Return what the rank at this place adds to a sum that is 0 if so many ranks have the same number."""
+    return float(number * (ranks - 1) if place == 0 else -number)
 
 
 def difference(of_ranks: Sequence[UsedParts]) -> str:

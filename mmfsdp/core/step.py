@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -84,13 +84,13 @@ def train_step(
             # DDP and FSDP divide gradients by the number of ranks; this multiplication makes them sums again.
             (loss_sum * (world_size() * token_weights[source]).float() * scale).backward()
 
-    # 3. One norm over the whole gradient. The losses, the ranks' votes to stop and digests of the parts that each rank
-    # used travel in the same all-reduce.
+    # 3. One norm over the whole gradient. The losses, the ranks' votes to stop and a number that compares the parts
+    # that each rank used travel in the same all-reduce.
     votes_to_stop = stop_requested is not None and stop_requested()
-    squares, votes = squared_grad_norm(model, device), to_device([votes_to_stop, *parts.bits(model)], device)
+    squares, votes = squared_grad_norm(model, device), to_device([votes_to_stop, parts.check_number(model)], device)
     totals = sum_over_ranks(torch.cat([loss_sums, squares, votes]))
-    loss_sums, square, stop_votes, bits = totals.split([len(sources), 1, 1, len(votes) - 1])
-    loss, grad_norm, same_parts = loss_sums @ token_weights, square[0].sqrt() / scale, parts.agreed(bits)
+    loss_sums, square, stop_votes, parts_check = totals[:-3], totals[-3], totals[-2], totals[-1]
+    loss, grad_norm, same_parts = loss_sums @ token_weights, square.sqrt() / scale, parts_check == 0
 
     # 4. Clip once and step. If the loss or the norm is not finite, or if ranks used different parts of the model, no
     # rank changes its weights.
@@ -100,7 +100,7 @@ def train_step(
     if schedule is not None:
         schedule.step()
     # In the order of FIGURES.
-    figures = [loss, grad_norm, tokens.sum(), samples, stop_votes[0], scale, same_parts]
+    figures = [loss, grad_norm, tokens.sum(), samples, stop_votes, scale, same_parts]
     on_host, arrived = send_to_host([*figures, *(loss_sums / tokens.clamp(min=1))], device)
     metrics = StepMetrics(on_host, arrived, scaler is not None, sources, sum(rank_tokens), lr, parts.used)
     parts.check_later(metrics.check, waited=arrived is None or not optimizer.defaults.get("fused"))
@@ -377,7 +377,7 @@ class StepMetrics:
     """Label tokens of this rank."""
     lr: float | torch.Tensor
     """Of the optimizer's first group; a tensor if the optimizer has one."""
-    used: UsedParts
+    used: UsedParts = field(default_factory=UsedParts)
     """The parts of the model that this rank used."""
 
     @cached_property

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..core.plan import Unit, WrapPlan, digest_numbers
+from ..core.plan import Unit, WrapPlan
 from ..params import Backend, TrainParams
 from ..predict.memory import StepWalk, step_walk
 from .entered import Entry
 
 COUNTS, FIGURES = "token counts at the start of a step", "loss and gradient norm at the end of a step"
-"""What the two small all-reduces of `train_step` sum up: a number for each source, and one or two more."""
+"""What the two small all-reduces of `train_step` sum up: a number for each source, and one or three more."""
 NUMBER_BYTES = 8
 """They are float64."""
 
@@ -100,8 +100,7 @@ def step_order(plan: WrapPlan, train: TrainParams, *, sources: int = 1) -> StepO
     recorder = _Recorder(plan)
     step_walk(plan, train, sources=sources, recorder=recorder)
     counts = Planned("all-reduce", COUNTS, "", (1 + sources) * NUMBER_BYTES)
-    digests = digest_numbers(plan.replicate if plan.shard > 1 else 1)
-    figures = Planned("all-reduce", FIGURES, "", (2 + sources + digests) * NUMBER_BYTES)
+    figures = Planned("all-reduce", FIGURES, "", (3 + sources) * NUMBER_BYTES)
     return StepOrder((counts, *recorder.collectives, figures), in_order=True)
 
 

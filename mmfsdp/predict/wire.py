@@ -8,9 +8,10 @@ from ..core.plan import WrapPlan, ring_bytes
 from ..params import Backend, TrainParams
 
 CONTROL_CALLS = 2
-CONTROL_BYTES = (2 + 3) * 8
+CONTROL_BYTES = (2 + 4) * 8
 """`train_step` calls two small all-reduces a step, in float64: the numbers of label tokens and samples; then the loss,
-the squared gradient norm and whether a stop was requested. Each data source beyond the first adds a number to both."""
+the squared gradient norm, whether a stop was requested, and a check that ranks used the same parts of the model
+(core/same_parts.py). Each data source beyond the first adds a number to both."""
 
 
 @dataclass(frozen=True)

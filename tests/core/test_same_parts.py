@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from mmfsdp.core.make_plan import wrap_fsdp
-from mmfsdp.core.same_parts import UsedParts, difference, digest_bits, watch_parts
+from mmfsdp.core.same_parts import UsedParts, balanced, difference, digest
 from mmfsdp.core.step import train_step
 from mmfsdp.params import FSDPParams, ParamError
 
@@ -130,16 +130,16 @@ def test_ranks_that_use_different_parts_are_told_and_others_train_on():
         assert len(alike) == 1 and not alike.pop().startswith("model"), figures
 
 
-def test_a_digest_differs_by_order_and_its_bits_tell_any_difference():
+def test_a_digest_differs_by_names_and_by_their_order():
     parts = [["a", "b"], ["b", "a"], ["a"], [], ["ab"]]
-    assert len({tuple(digest_bits(names)) for names in parts}) == len(parts)
-    watch = watch_parts(nn.Linear(2, 2))
-    mark = torch.tensor(watch.bits(nn.Linear(2, 2)), dtype=torch.float64)
-    assert bool(watch.agreed(mark))  # of one rank
-    for place in (0, 40):  # a digest of gathers, and of the rest
-        other = mark.clone()
-        other[place] += 2
-        assert not bool(watch.agreed(other))
+    assert len({digest(names) for names in parts}) == len(parts)
+
+
+def test_the_numbers_of_ranks_add_up_to_0_only_if_all_are_alike():
+    largest = 2**32 - 1
+    for ranks in (1, 2, 3, 8, 4096):
+        assert sum(balanced(largest, place, ranks) for place in range(ranks)) == 0
+        assert sum(balanced(largest - (place == 1), place, ranks) for place in range(ranks)) == (ranks > 1)
 
 
 def test_the_difference_is_named_by_rank_and_part():
