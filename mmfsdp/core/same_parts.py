@@ -119,6 +119,9 @@ class PartsWatch:
         post_backward = group.post_backward
 
         def noted(*args: Any) -> None:
+            if not group.reduce_grads and not all(hasattr(p, "_unsharded_param") for p in group.fsdp_params):
+                # No micro-batch has used the unit so far, so there is nothing to accumulate; FSDP2 fails there.
+                return
             if group.reduce_grads and any(has_gradient(p) for p in group.fsdp_params):
                 self.used.reduced.append(name)
                 self.fill_with_zeros(group.fsdp_params)
