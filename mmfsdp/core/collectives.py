@@ -34,9 +34,9 @@ def world_size() -> int:
 
 
 def answering_ranks() -> int:
-    """Return the number of ranks that take part in a collective; 1 for torch's "fake" backend, whose others never do."""
+    """Return the number of ranks that take part in a collective: 1 with torch's "fake" backend, else `world_size`."""
     if is_distributed() and dist.get_backend() == "fake":
-        return 1
+        return 1  # the other ranks only seem to be there
     return world_size()
 
 

@@ -35,6 +35,8 @@ WAYS_OUT = (
 )
 STEPS_AHEAD = 2
 """A GPU's step is checked this many steps later, when its figures have long arrived, so that the host does not wait."""
+LISTS = {"with_gradient": "the gradient of", "gathered": "the all-gather of", "reduced": "the reduction of"}
+"""How to name an entry of the lists of `UsedParts`."""
 DIGEST_BYTES = 4
 """Sums of numbers of 32 bits over half a million ranks are exact in float64. Ranks that differ are missed once in
 4 billion steps."""
@@ -50,13 +52,15 @@ class UsedParts:
     """Names of units, in the order of their reductions."""
     with_gradient: list[str] = field(default_factory=list)
     """Names of the parameters that have a gradient after backward; of FSDP1's units."""
+    replica: int = 0
+    """The group of ranks of a hybrid mesh with which this one gathers."""
     problem: str = ""
     """How ranks differ, once it is known."""
 
     def stop(self) -> None:
         """Raise ParamError that names how this step differs between ranks. Every rank must call it."""
         if not self.problem:
-            of_ranks = gather_through_store([self.gathered, self.reduced, self.with_gradient])
+            of_ranks = gather_through_store([self.gathered, self.reduced, self.with_gradient, self.replica])
             self.problem = difference([UsedParts(*lists) for lists in of_ranks])
         raise ParamError("model", self.problem)
 
@@ -75,10 +79,10 @@ class PartsWatch:
     """Note which parts of a wrapped model a step uses, and compare them with the other ranks'."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.used = UsedParts()
+        self.shard_group = shard_group_of(model)
+        self.used = UsedParts(replica=self.shard_group.replica)
         self.unchecked: deque[Callable[[], object]] = deque()
         """Of the newest steps on a GPU: each reads a step's figures, and raises if ranks differed in it."""
-        self.shard_group = shard_group_of(model)
         self.filled: set[Any] = set()
         """Parameters of FSDP2 without a gradient in this step, which were reduced as zeros with their unit."""
         self.handles: dict[str, Any] = {}
@@ -130,7 +134,7 @@ class PartsWatch:
         group.post_backward = noted
 
     def fill_with_zeros(self, parameters: Sequence[Any]) -> None:
-        """Give zeros to the parameters of a unit of FSDP2 that train and have no gradient. `check_number` removes them."""
+        """Give zeros to the parameters of a unit of FSDP2 that train without one. `check_number` removes them."""
         # After several micro-batches gradients are in the dtype of the reduction, and all must be in one.
         accumulated = next((p.unsharded_accumulated_grad for p in parameters if accumulates(p)), None)
         for parameter in parameters:
@@ -160,7 +164,7 @@ class PartsWatch:
         """Begin a step. Raises ParamError if ranks differed in an earlier step that has not been checked yet."""
         while len(self.unchecked) >= STEPS_AHEAD:
             self.unchecked.popleft()()
-        self.used = UsedParts()
+        self.used = UsedParts(replica=self.shard_group.replica)
         self.filled.clear()
 
     def check_later(self, check: Callable[[], object], *, waited: bool) -> None:
@@ -185,9 +189,9 @@ class PartsWatch:
         # The replicas of a hybrid mesh gather apart from each other, and reduce together. Their numbers differ, so that
         # a difference in one replica cannot cancel the opposite one in another.
         group = self.shard_group
-        gathers = balanced(digest([str(group.replica), *self.used.gathered]), group.place, group.ranks)
+        gathers = digest([str(group.replica), *self.used.gathered])
         gradients = digest([*self.used.reduced, "", *self.used.with_gradient])
-        return gathers + balanced(gradients, rank(), world_size())
+        return balanced(gathers, group.place, group.ranks) + balanced(gradients, rank(), world_size())
 
     def names_with_gradient(self, model: nn.Module) -> list[str]:
         """Return the parameters of this rank that have a gradient; of FSDP1 the units."""
@@ -256,24 +260,42 @@ def balanced(number: int, place: int, ranks: int) -> float:
 
 
 def difference(of_ranks: Sequence[UsedParts]) -> str:
-    """Return how the first rank that differs from rank 0 does, and what to do."""
-    first = of_ranks[0]
-    other = next((index for index, used in enumerate(of_ranks) if used != first), 0)
-    second = of_ranks[other]
-    kinds = (
-        ("the gradient of", first.with_gradient, second.with_gradient),
-        ("the unit", first.gathered, second.gathered),
-        ("the reduction of", first.reduced, second.reduced),
-    )
-    found: list[str] = []
-    for what, ours, theirs in kinds:
-        for names, owner, others in ((ours, 0, theirs), (theirs, other, ours)):
-            alone = [name for name in dict.fromkeys(names) if name not in others]
-            if alone and len(found) < 2:
-                found.append(f"only rank {owner} has {what} {list_all(alone)}")
-    if not found:
-        found.append(f"rank 0 and rank {other} used the same parts a different number of times, or in another order")
+    """Return how a rank differs from those that it must agree with, and what to do."""
     return (
-        f"ranks used different parts of the model in one step: {'; '.join(found)}. Their collectives do not fit "
-        f"together, so no rank changed its weights. {WAYS_OUT}"
+        f"ranks used different parts of the model in one step: {first_difference(of_ranks)}. Their collectives do not "
+        f"fit together, so no rank changed its weights. {WAYS_OUT}"
     )
+
+
+def first_difference(of_ranks: Sequence[UsedParts]) -> str:
+    """Return how the first rank that differs from an earlier one does.
+
+    All ranks must have the same gradients and reductions; those of one replica must also gather the same units.
+    """
+    for what in ("with_gradient", "gathered", "reduced"):
+        first_of: dict[int, int] = {}  # the rank that others are compared with, by replica
+        for index, used in enumerate(of_ranks):
+            replica = used.replica if what == "gathered" else 0
+            first = first_of.setdefault(replica, index)
+            ours, theirs = getattr(of_ranks[first], what), getattr(used, what)
+            if ours != theirs:
+                return two_ranks_differ(first, ours, index, theirs, LISTS[what])
+    return "a rank called another collective than train_step's at the end of the step"
+
+
+def two_ranks_differ(first: int, ours: Sequence[str], second: int, theirs: Sequence[str], what: str) -> str:
+    """Return which names only one of two ranks has; else the first place in which their lists differ."""
+    alone = []
+    for owner, names, others in ((first, ours, theirs), (second, theirs, ours)):
+        only_here = [name for name in dict.fromkeys(names) if name not in others]
+        if only_here:
+            alone.append(f"only rank {owner} has {what} {list_all(only_here)}")
+    if alone:
+        return "; ".join(alone)
+    place = 0
+    while place < min(len(ours), len(theirs)) and ours[place] == theirs[place]:
+        place += 1
+    for owner, names, other in ((first, ours, second), (second, theirs, first)):
+        if place == len(names):
+            return f"rank {other} has {what} some parts more often than rank {owner}"
+    return f"where rank {first} has {what} {ours[place]}, rank {second} has {what} {theirs[place]}"
