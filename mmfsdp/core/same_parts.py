@@ -44,7 +44,7 @@ DIGEST_BYTES = 4
 
 @dataclass
 class UsedParts:
-    """What one rank used in a step."""
+    """Hold what one rank used in a step."""
 
     gathered: list[str] = field(default_factory=list)
     """Names of units, in the order of their all-gathers."""
@@ -66,7 +66,7 @@ class UsedParts:
 
 
 class ShardGroup(NamedTuple):
-    """The ranks that gather a model's units together, as one of them sees it."""
+    """Describe the ranks that gather a model's units together, as one of them sees it."""
 
     replica: int
     """Which of the groups of a hybrid mesh this is."""

@@ -58,7 +58,9 @@ def train_step(
 
     Raises:
         ParamError: If the optimizer does not fit the model, if a parameter has a gradient already, if ranks have
-            different numbers of micro-batches or other sources, or if the forward returns no scalar loss.
+            different numbers of micro-batches or other sources, or if the forward returns no scalar loss. If ranks
+            used different parts of the model: then no rank has changed its weights, and on a GPU it is raised two
+            steps later, or when a figure is read.
         ValueError: For fp16 without a scaler.
     """
     check_step(model, optimizer, scaler)
