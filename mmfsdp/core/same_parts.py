@@ -64,6 +64,12 @@ class UsedParts:
             self.problem = difference([UsedParts(*lists) for lists in of_ranks])
         raise ParamError("model", self.problem)
 
+    def forget(self) -> None:
+        """Drop the names, once ranks agreed: a script may keep the figures of many steps."""
+        self.gathered.clear()
+        self.reduced.clear()
+        self.with_gradient.clear()
+
 
 class ShardGroup(NamedTuple):
     """Describe the ranks that gather a model's units together, as one of them sees it."""

@@ -389,6 +389,7 @@ class StepMetrics:
         values = self.figures.tolist()
         if not values[FIGURES.index("same_parts")]:
             self.used.stop()
+        self.used.forget()
         return values
 
     def check(self) -> None:

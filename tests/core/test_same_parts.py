@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from mmfsdp.core.make_plan import wrap_fsdp
-from mmfsdp.core.same_parts import UsedParts, balanced, difference, digest
+from mmfsdp.core.same_parts import STEPS_AHEAD, PartsWatch, UsedParts, balanced, difference, digest
 from mmfsdp.core.step import train_step
 from mmfsdp.params import FSDPParams, ParamError
 
@@ -281,6 +281,23 @@ def test_two_ranks_that_use_different_parts_are_told_and_others_train_like_one_p
 @pytest.mark.real
 def test_ranks_of_a_hybrid_mesh_that_use_different_parts_are_told_and_others_train_like_one_process():
     check_cases(cases_of_four, 4)
+
+
+def test_a_step_on_a_gpu_is_checked_in_a_later_one_and_at_once_where_the_host_has_waited():
+    watch = PartsWatch(nn.Linear(2, 2))
+    checked = []
+    for step in range(STEPS_AHEAD + 2):
+        watch.begin()
+        assert checked == list(range(step - STEPS_AHEAD + 1))
+        watch.check_later(lambda step=step: checked.append(step), waited=False)
+    watch.check_later(lambda: checked.append("waited"), waited=True)
+    assert checked == [*range(STEPS_AHEAD + 2), "waited"]
+
+
+def test_figures_that_were_read_keep_no_names_of_parts():
+    model = Heads()
+    metrics = train_step(model, [{"x": torch.ones(2, 6), "use": "a"}], torch.optim.SGD(model.parameters(), lr=0.1))
+    assert metrics.loss > 0 and metrics.used == UsedParts()
 
 
 def test_a_digest_differs_by_names_and_by_their_order():
