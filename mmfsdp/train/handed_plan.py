@@ -66,7 +66,7 @@ def sealed(values: Mapping[str, Any], params: RunParams, digest: str) -> dict[st
     """
     values = {**values, "versions": versions(), MADE_FOR: made_for(params, digest)}
     values = json.loads(json.dumps(values))  # as it is read back
-    return values | {SEAL: seal_of(values)}
+    return {**values, SEAL: seal_of(values)}
 
 
 def made_for(params: RunParams, digest: str) -> dict[str, Any]:
