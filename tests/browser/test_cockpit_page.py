@@ -11,7 +11,8 @@ pytestmark = pytest.mark.real
 HOSTILE = "<img src=x onerror=document.title='owned'>"
 CELLS = {
     "cockpit": "from mmfsdp.widgets import Cockpit\n"
-    "cockpit = Cockpit('tiny', **{'train.steps': 40, 'launch.folder': 'cockpitruns'})\ncockpit",
+    "few = {'train.steps': 40, 'train.eval_samples': 20}\n"
+    "cockpit = Cockpit('tiny', **few, **{'launch.folder': 'cockpitruns'})\ncockpit",
     "wait": "print(cockpit.wait())",
     "rows": "%%writefile my_rows.py\nfrom PIL import Image\ndef read():\n"
     '    return [{"image": Image.new("RGB", (8, 8)), "text": f"<b>row {i}"} for i in range(40)]\n',
