@@ -98,9 +98,10 @@ def token_loss(
 ) -> Tensor:
     """Return the sum, () in fp32, of the cross-entropies of the targets that are not IGNORED_LABEL.
 
-    Products are computed in the dtype of hidden, all else in fp32, as for whole logits. torch has a function of its own
-    (`torch.nn.functional.linear_cross_entropy`, torch 2.13): in bf16 it rounds the loss itself to bf16 (11.000 for
-    11.169), and its operator has no formula of FLOPs.
+    Products are computed in the dtype of hidden, all else in fp32, as for whole logits; in fp64 all is fp64.
+    torch has a function of its own, `torch.nn.functional.linear_cross_entropy` (torch 2.13). Without options it
+    computes whole logits. With them, in bf16, it rounds the loss itself to bf16 (11.000 for 11.169), and its operator
+    has no formula of FLOPs.
 
     Args:
         hidden: (N, D), the last hidden states.
@@ -148,7 +149,7 @@ class _TokenLoss(torch.autograd.Function):
         gradients = Gradients(inputs, [with_gradients and need for need in ctx.needs_input_grad[:4]])
         extra_columns = 0 if extra is None else extra.shape[1]
         buffer = piece_buffer(hidden, len(targets), known + extra_columns)
-        losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
+        losses = torch.empty(len(targets), dtype=sum_dtype(hidden), device=hidden.device)
         for start in range(0, len(targets), max(len(buffer), 1)):
             piece = slice(start, start + len(buffer))
             rows = piece if positions is None else positions[piece]
@@ -168,13 +169,18 @@ class _TokenLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         """Return the gradients of the inputs."""
-        # In fp32: a product of a tensor in 16 bits and a number, (), would round the number to 16 bits first, and with
-        # it every gradient in the same direction.
-        factor = gradient.float()[None] / ctx.scale
+        # With a dim: a product of a tensor in 16 bits and a number, (), would round the number to 16 bits first, and
+        # with it every gradient in the same direction.
+        factor = gradient[None] / ctx.scale  # in fp32, as the sum
         scaled: list[Tensor | None] = []
         for part, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True):
             scaled.append(None if part is None else (part * factor).to(dtype))
         return *scaled, None, None, None, None
+
+
+def sum_dtype(hidden: Tensor) -> torch.dtype:
+    """Return the dtype of sums and of the loss: fp32; fp64 if hidden is in fp64, as for finite differences."""
+    return torch.promote_types(hidden.dtype, torch.float32)
 
 
 def piece_buffer(hidden: Tensor, rows: int, columns: int) -> Tensor:
@@ -200,17 +206,17 @@ def write_logits(logits: Tensor, x: Tensor, table: Tensor, bias: Tensor | None, 
 
 
 def replace_by_gradient(logits: Tensor, target: Tensor, counts: Tensor, scale: float | None) -> Tensor:
-    """Return the losses (rows,) in fp32. With a scale, write the gradient of their sum, times it, over the logits.
+    """Return the losses (rows,) in fp32 or fp64.
 
-    target, counts: (rows, 1).
+    With a scale, write the gradient of their sum, times the scale, over the logits. target, counts: (rows, 1).
     """
-    log_probabilities = torch.log_softmax(logits, dim=1, dtype=torch.float32)
+    log_probabilities = torch.log_softmax(logits, dim=1, dtype=sum_dtype(logits))
     place = target.clamp(min=0)
     losses = log_probabilities.gather(1, place).neg_().mul_(counts)[:, 0]
     if scale is not None:
         # The gradient of a loss by the logits: the probabilities, less 1 at the target.
         probabilities = log_probabilities.exp_()
-        probabilities.scatter_add_(1, place, torch.full_like(place, -1, dtype=torch.float32))
+        probabilities.scatter_add_(1, place, torch.full_like(place, -1, dtype=probabilities.dtype))
         torch.mul(probabilities, counts * scale, out=logits)
     return losses
 
@@ -224,7 +230,7 @@ class Gradients:
         self.tensors: list[Tensor | None] = []
         for place, (tensor, need) in enumerate(zip(inputs, needed, strict=True)):
             # Weight and bias sum over pieces in fp32, as a product over all rows does. Rows without loss stay 0.
-            dtype = torch.float32 if place in (1, 2) else None
+            dtype = sum_dtype(inputs[0]) if place in (1, 2) else None  # type: ignore[arg-type]
             is_needed = need and tensor is not None
             self.tensors.append(torch.zeros_like(tensor, dtype=dtype) if is_needed else None)  # type: ignore[arg-type]
         self.any = any(tensor is not None for tensor in self.tensors)
@@ -239,7 +245,7 @@ class Gradients:
         if of_weight is not None:
             of_weight[:known] += of_known.T @ x
         if of_bias is not None:
-            of_bias[:known] += of_known.sum(dim=0, dtype=torch.float32)
+            of_bias[:known] += of_known.sum(dim=0, dtype=of_bias.dtype)
         if of_extra is not None:
             add_rows(of_extra, rows, of_more)
 

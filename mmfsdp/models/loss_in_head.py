@@ -20,7 +20,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from ..core.fake_tensors import RealValues, copy_inputs, fake_mode, fake_model
 from ..core.names import unwrapped
-from ..core.token_loss import LOSS_POSITIONS, LossLinear
+from ..core.token_loss import LOSS_POSITIONS, LossLinear, computes_loss_in_head
 from .backbones import run_on_meta
 from .head_targets import OtherLossError, give_targets, mean_of, next_tokens, reason_after
 from .media_model import MediaModel
@@ -32,7 +32,7 @@ def loss_in_head(model: Any, example: Mapping[str, Any] | None = None) -> str:
 
     The output then has a loss and no logits (`logits` is the sum of the losses); without labels it is as before. With
     `loss_positions=loss_positions(labels)` among its arguments, the head computes those positions alone. Call it before
-    the model is wrapped.
+    the model is wrapped. A second call changes nothing.
 
     Args:
         model: a causal model of transformers, a Flamingo or a MultimodalModel, with or without weights. Its head
@@ -42,6 +42,8 @@ def loss_in_head(model: Any, example: Mapping[str, Any] | None = None) -> str:
     Returns:
         "" or, if the model keeps whole logits, the reason. It is kept as `model.whole_logits`, and the plan tells it.
     """
+    if computes_loss_in_head(model):
+        return ""
     if isinstance(model, MediaModel):
         model.whole_logits = _why_not_ours(model)
         return model.whole_logits

@@ -86,8 +86,8 @@ class Case:
 
     def plan(self, ranks: int) -> WrapPlan:
         """Plan it. Raises ParamError where the choices do not go together."""
-        model = build(self.model)
-        plan = make_plan(model, FSDPParams(**self.fsdp), world_size=ranks, example=batch_of(self.model).inputs())
+        model, batches = self.make()
+        plan = make_plan(model, FSDPParams(**self.fsdp), world_size=ranks, example=batches[0].inputs())
         plan.check()
         return plan
 

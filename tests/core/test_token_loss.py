@@ -93,6 +93,13 @@ def test_loss_and_gradients_are_as_near_to_fp64_as_those_of_whole_logits(dtype, 
                 assert error <= 1.5 * error_of_whole + rounding * target.norm()
 
 
+def test_in_fp64_all_is_fp64_so_that_finite_differences_can_be_compared_with():
+    tensors, labels = inputs(torch.float64, trains=True, bias=True, extra=True), drawn_labels(V, True)
+    wanted, wanted_gradients = gradients(loss_of_whole_logits, tensors, labels, V, 1.0)
+    loss, found = gradients(loss_in_pieces, tensors, labels, V, 1.0)
+    torch.testing.assert_close((loss, found), (wanted, wanted_gradients), rtol=1e-12, atol=1e-12)
+
+
 def test_positions_are_those_that_predict_a_label_and_fill_whole_pieces():
     labels = drawn_labels(V, False)
     positions = loss_positions(labels)

@@ -1,24 +1,29 @@
 """A model whose head computes the loss trains as one with whole logits, on each backend, and says why it does not."""
 
+from dataclasses import dataclass, replace
 from itertools import product
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD
 
 from mmfsdp import estimate
+from mmfsdp.bench.bench_models import random_batch
 from mmfsdp.core import token_loss
-from mmfsdp.core.make_plan import make_plan, wrap_fsdp
-from mmfsdp.core.step import train_step
+from mmfsdp.core.freeze import freeze
+from mmfsdp.core.make_plan import make_plan
+from mmfsdp.core.micro_batch import IGNORED_LABEL
 from mmfsdp.core.token_loss import LossLinear, computes_loss_in_head, loss_positions
-from mmfsdp.models import MultimodalModel, build_language, build_vision
+from mmfsdp.data.batch import Batch
+from mmfsdp.models import MultimodalModel, TokenIds, build_language, build_vision
+from mmfsdp.models.build import build_model
 from mmfsdp.models.loss_in_head import loss_in_head
-from mmfsdp.params import BackboneParams, FSDPParams, TrainParams
+from mmfsdp.params import BackboneParams, FSDPParams, ModelParams, TrainParams
 from tests import families
-from tests.bench.peaks import WORDS, build
-from tests.parity import local
-from tests.ranks import on_ranks
+from tests.bench.peaks import LANGUAGE as PEAKS_LANGUAGE
+from tests.bench.peaks import VISION as PEAKS_VISION
+from tests.bench.peaks import WORDS, Case, Result, build, results
+from tests.parity import sent, wire
 from tests.tiny import LANGUAGE, VISION, tiny_batch, tiny_flamingo
 
 WAYS = {
@@ -27,50 +32,108 @@ WAYS = {
     "REPLICATE": {"frozen_policy": "REPLICATE"},
     "recomputed": {"activation_checkpointing": "all"},
     "FSDP1": {"backend": "FSDP1"},
+    "FSDP1 in one unit": {"backend": "FSDP1", "auto_wrap_policy": "NO_WRAP"},
     "DDP": {"backend": "DDP"},
 }
 PRECISIONS = {"fp32": (None, 1e-5), "bf16": ("bf16", 3e-2)}
 """By name: `mixed_precision`, and the relative difference that its rounding allows."""
-CASES = ["-".join(case) for case in product(WAYS, PRECISIONS, ["tied", "untied"])]
+COVER = {
+    "SHARD fp32 tied",
+    "SHARD bf16 untied",
+    "KEEP bf16 tied",
+    "REPLICATE fp32 untied",
+    "recomputed bf16 untied",
+    "FSDP1 fp32 untied",
+    "FSDP1 in one unit bf16 tied",
+    "DDP fp32 tied",
+    "DDP bf16 untied",
+}
+"""Each backend with each precision, and with tied and untied tables; each precision with both."""
+ALL = {" ".join(case) for case in product(WAYS, PRECISIONS, ["tied", "untied"])}
+VOCABULARY = 4000
+"""With one layer, logits are the largest tensors of the step."""
+NEAR = 0.05
+"""The relative difference between a predicted and a measured peak."""
 
 
-def trained(case: str, *, whole: bool) -> list[list[float]]:
-    """Return the losses of two steps, and this rank's trainable parameters after them."""
-    way, precision, ties = case.split("-")
-    model = tiny_flamingo(tied=ties == "tied")
-    if not whole:
-        assert loss_in_head(model) == "" and computes_loss_in_head(model)
-    # The head trains as well, and with it a tied table.
-    model.language_model.lm_head.table.requires_grad_()
-    fsdp = FSDPParams(mixed_precision=PRECISIONS[precision][0], **WAYS[way])
-    example = tiny_batch().inputs()
-    model = wrap_fsdp(model, fsdp, example=example)
-    optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    rank = torch.distributed.get_rank()
-    batches = [tiny_batch(seed=2 * rank + i) for i in range(2)]
-    losses = [train_step(model, batches, optimizer).loss for _ in range(2)]
-    weights = torch.cat([local(p).detach().float().flatten() for p in model.parameters() if p.requires_grad])
-    return [losses, weights.tolist()]
+@dataclass(frozen=True)
+class HeadCase(Case):
+    """A Flamingo with a head that trains; a step holds its logits, or computes the loss in the head."""
+
+    tied: bool = False
+    whole: bool = False
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} tied={self.tied} whole={self.whole}"
+
+    def make(self) -> tuple[nn.Module, list[Batch]]:
+        """Return the model and a batch, in which a third of the positions has no label."""
+        torch.manual_seed(0)
+        vision = BackboneParams(source="open_clip", config={"embed_dim": 64, "vision_cfg": PEAKS_VISION})
+        sizes = {"num_hidden_layers": 1, "vocab_size": VOCABULARY, "tie_word_embeddings": self.tied}
+        language = BackboneParams(config={**PEAKS_LANGUAGE, **sizes})
+        params = ModelParams(vision=vision, language=language, num_latents=8, perceiver_depth=1, loss_in_head=False)
+        model, _ = build_model(params)
+        freeze(model, params.frozen_patterns)
+        # With it trains a tied table.
+        model.language_model.lm_head.table.requires_grad_()
+        batch = random_batch(VOCABULARY, TokenIds.after(VOCABULARY).image, (2, 192), 32, seed=0)
+        batch.labels[:, :64] = IGNORED_LABEL
+        if not self.whole:
+            assert loss_in_head(model) == "" and computes_loss_in_head(model)
+            batch = replace(batch, loss_positions=loss_positions(batch.labels))
+        return model, [batch]
 
 
-def on_rank() -> dict:
-    return {case: [trained(case, whole=True), trained(case, whole=False)] for case in CASES}
+def measured(names: set[str]) -> dict[str, list[Result]]:
+    """Return the results of two ranks by case: with whole logits, and with the loss in the head."""
+    cases = []
+    for name in sorted(names):
+        way, precision, ties = name.rsplit(" ", 2)
+        fsdp = {**WAYS[way], "mixed_precision": PRECISIONS[precision][0]}
+        cases += [HeadCase("flamingo", fsdp, tied=ties == "tied", whole=whole) for whole in (True, False)]
+    both = results(cases, 2)
+    assert len(both) == len(cases), "the lint refuses none"
+    return {name: both[2 * i : 2 * i + 2] for i, name in enumerate(sorted(names))}
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    return on_ranks(on_rank, 2)
+def covered():
+    return measured(COVER)
+
+
+@pytest.fixture(scope="module")
+def other():
+    return measured(ALL - COVER)
+
+
+def check(case: str, whole: Result, in_head: Result) -> None:
+    """Hold that steps are those of whole logits, and that ranks send and hold what was predicted."""
+    tolerance = PRECISIONS[case.rsplit(" ", 2)[1]][1]
+    for whole_row, row in zip(whole.rows, in_head.rows, strict=True):
+        for whole_step, step in zip(whole_row["steps"], row["steps"], strict=True):
+            assert step == pytest.approx(whole_step, rel=tolerance)
+        assert sent(row, in_head.plan) == sent(whole_row, whole.plan)
+        assert sent(row, in_head.plan) == wire(in_head.cost.wire, backend=in_head.plan.backend)
+    for result in (whole, in_head):
+        assert abs(result.error) <= NEAR, f"{result.error:+.1%} {result.case}: {result.cost.peak}"
+    most = whole.cost.peak_bytes
+    if "head" not in whole.cost.peak_when:  # where all is one unit, it is at the reduction of all gradients
+        most += 8 * 2 * 192  # of loss_positions, at most
+    assert in_head.cost.peak_bytes < most
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("case", CASES)
-def test_steps_are_those_of_whole_logits(ranks, case):
-    tolerance = PRECISIONS[case.split("-")[1]][1]
-    for results in ranks:
-        (whole_losses, whole_weights), (losses, weights) = results[case]
-        assert losses == pytest.approx(whole_losses, rel=tolerance)
-        difference = torch.tensor(weights) - torch.tensor(whole_weights)
-        assert difference.norm() <= tolerance * torch.tensor(whole_weights).norm()
+@pytest.mark.parametrize("case", sorted(COVER))
+def test_ranks_step_as_with_whole_logits_and_hold_what_was_predicted(covered, case):
+    check(case, *covered[case])
+
+
+@pytest.mark.real
+@pytest.mark.extended
+@pytest.mark.parametrize("case", sorted(ALL - COVER))
+def test_ranks_of_every_other_case_step_as_with_whole_logits_and_hold_what_was_predicted(other, case):
+    check(case, *other[case])
 
 
 # ---- what a plan predicts ----
@@ -129,8 +192,11 @@ def compare(name: str, reason: str | None) -> None:
     (whole, whole_gradients), (loss, gradients) = results
     torch.testing.assert_close(loss, whole, rtol=1e-6, atol=0)
     assert gradients.keys() == whole_gradients.keys()
+    largest = max(gradient.norm() for gradient in whole_gradients.values())
     for key, gradient in gradients.items():
-        assert (gradient - whole_gradients[key]).norm() <= 1e-4 * whole_gradients[key].norm(), key
+        # In aria, a query in front of an almost constant softmax has a gradient of 1e-12: all of it is rounding.
+        tolerance = 1e-4 * whole_gradients[key].norm() + 1e-12 * largest
+        assert (gradient - whole_gradients[key]).norm() <= tolerance, key
 
 
 @pytest.mark.parametrize("name", [*IN_HEAD, *KEEPS])
@@ -139,7 +205,7 @@ def test_a_family_of_transformers_has_the_loss_that_it_had(name):
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("name", sorted(families.FAMILIES.keys() - {*IN_HEAD, *KEEPS, "aria"}))
+@pytest.mark.parametrize("name", sorted(families.FAMILIES.keys() - {*IN_HEAD, *KEEPS}))
 def test_every_family_of_transformers_has_the_loss_that_it_had(name):
     compare(name, None)
 
@@ -173,6 +239,6 @@ def test_without_labels_a_model_returns_logits_and_a_failed_forward_leaves_nothi
     without_labels = {key: value for key, value in inputs.items() if key != "labels"}
     assert model(**without_labels).logits.shape == (*inputs["input_ids"].shape, 200)
     ours, batch = tiny_flamingo(), tiny_batch().inputs()
-    loss_in_head(ours)
+    assert loss_in_head(ours) == loss_in_head(ours) == "", "a second call changes nothing"
     assert ours(**batch).logits is None
     assert ours(**{key: value for key, value in batch.items() if key != "labels"}).logits.shape == (2, 9, 53)

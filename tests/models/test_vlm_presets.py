@@ -2,13 +2,15 @@
 
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from mmfsdp.core.token_loss import PIECE_BYTES, LossLinear
 from mmfsdp.models.build import build_model
-from mmfsdp.params import ParamError, load
-from mmfsdp.train.prepare import preview
+from mmfsdp.params import ParamError, load, preset_names
+from mmfsdp.train.prepare import kept_model, preview
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = {  # parameters of the checkpoints on huggingface.co
@@ -35,6 +37,38 @@ def test_its_configuration_alone_gives_a_peak_with_activations(name):
     assert plan.memory_events and cost.peak_bytes > cost.memory.parameters
     with pytest.raises(ParamError, match="model.picture: pixels is not an input of .*; remove it"):
         preview(load(name).change(**{"model.picture": {"tokens": 1, "pixels": [1]}}))
+
+
+LIGHT = {"tiny", "smolvlm2_2b"}
+WITHOUT_EXAMPLE = {"tiny_llava"}
+"""Presets whose inputs are known only once their data are read."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in LIGHT else pytest.mark.extended)
+        for name in preset_names()
+        if name not in WITHOUT_EXAMPLE
+    ],
+)
+def test_the_head_of_a_preset_holds_one_piece_of_logits(name):
+    params = load(name).change(**{"launch.ranks": 8, "model.loss_in_head": True})
+    plan, _ = preview(params)
+    model, _ = kept_model(params)
+    [head] = [key for key, module in model.named_modules() if isinstance(module, LossLinear)]
+    [unit] = [unit for unit in plan.units if any(key and f"{head}.".startswith(f"{key}.") for key in unit.modules)]
+    in_head = 0  # bytes that the head's forward allocates
+    for before, event in pairwise(plan.memory_events):
+        if (event.event, event.unit) == ("post_forward", unit.order):
+            in_head = max(in_head, event.peak - before.allocated)
+    weight = model.get_submodule(head).weight
+    hidden = params.train.batch_size * params.data.max_length * weight.shape[1]
+    # The gradients that the head makes; and the norm before it, in the same unit.
+    kept = 4 * hidden * 3 + (4 * weight.numel() if weight.requires_grad else 0)
+    # The logits in 16 bits, and in fp32 the logits and their log-probabilities, which CPUs compute one after the other.
+    piece = PIECE_BYTES // 2 + 2 * PIECE_BYTES
+    assert 0 < in_head <= piece + kept
 
 
 @pytest.mark.real
