@@ -33,6 +33,7 @@ from ..core.wrap import apply_plan
 from ..data import Batch
 from ..models import TokenIds
 from ..models.build import build_model
+from ..models.loss_in_head import loss_in_head
 from ..models.media_model import MediaModel
 from ..params import BackboneParams, BackboneSource, FSDPParams, ModelParams
 from ..train.cpu_memory import CpuMemory, cpu_memory
@@ -63,8 +64,11 @@ if torch.__version__ >= "2.12":  # before, FSDP2 shards no integers
     OURS["frozen-aware SHARD, nf4"] = {"frozen_dtype": "nf4"}
     OURS["frozen-aware REPLICATE, nf4"] = {**OURS["frozen-aware REPLICATE"], "frozen_dtype": "nf4"}
 """FSDP fields by method."""
-METHODS = (OPENFLAMINGO, CORNSTARCH, *OURS)
-COMPARED = (OPENFLAMINGO, "DDP", "frozen-aware SHARD", "frozen-aware KEEP", "frozen-aware REPLICATE")
+IN_HEAD = {f"{name}, loss in head": name for name in ("frozen-aware SHARD", "frozen-aware REPLICATE")}
+"""Methods of OURS whose model computes its loss in the head (`model.loss_in_head`). All others, and those of other
+projects, keep whole logits, so that what each way to shard costs is compared with nothing else changed."""
+METHODS = (OPENFLAMINGO, CORNSTARCH, *OURS, *IN_HEAD)
+COMPARED = (OPENFLAMINGO, "DDP", "frozen-aware SHARD", "frozen-aware KEEP", "frozen-aware REPLICATE", *IN_HEAD)
 """Methods of `mmfsdp bench wrap`, and of `mmfsdp bench step`."""
 
 
@@ -91,13 +95,17 @@ def model_params(width: int = 512, *, layers: int = 6) -> ModelParams:
 
 
 def random_model(params: ModelParams, *, meta: bool = False) -> MediaModel:
-    """Return a model with random weights, the same on every rank; its tables untied, as some methods need them."""
+    """Return a model with random weights, the same on every rank, that keeps whole logits.
+
+    Its tables are untied, as some methods need them.
+    """
     torch.manual_seed(0)
     config = {**params.language.config, "tie_word_embeddings": False}
     language = params.language.change(weights=None, config=config)
     if "model_type" in config:
         language = language.change(name="")  # else its tokenizer would be looked for
-    model, _ = build_model(params.change(**{"vision.weights": None, "language": language}), meta=meta)
+    changes = {"vision.weights": None, "language": language, "loss_in_head": False}
+    model, _ = build_model(params.change(**changes), meta=meta)
     for name, p in model.named_parameters():
         if name.endswith("_gate"):
             p.data.fill_(0.5)  # at 0 nothing behind them would learn
@@ -176,6 +184,10 @@ def wrap_as(name: str, model: nn.Module, example: dict[str, Any], *, device: tor
             fully_shard(module, mesh=mesh, mp_policy=policy)
         fully_shard(model, mesh=mesh, mp_policy=policy)
         return Method(model, AdamW(_trainable(model), lr=1e-4, fused=True))
+    if name in IN_HEAD:
+        reason = loss_in_head(model)
+        assert not reason, reason
+        name = IN_HEAD[name]
     fsdp = FSDPParams(mixed_precision="bf16", **OURS[name])  # type: ignore[arg-type]
     plan = make_plan(model, fsdp, world_size=dist.get_world_size(), example=example)
     model = apply_plan(model, plan, device=device)  # whatever the lint warns of: that is what is compared

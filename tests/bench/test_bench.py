@@ -13,10 +13,11 @@ from ranks import fake_group
 from tiny import tiny_batch, tiny_flamingo
 
 from mmfsdp.bench import bench_models, spawn_ranks
-from mmfsdp.bench.bench_models import COMPARED, CORNSTARCH, METHODS, OPENFLAMINGO, random_model
+from mmfsdp.bench.bench_models import COMPARED, CORNSTARCH, IN_HEAD, METHODS, OPENFLAMINGO, random_model
 from mmfsdp.bench.bench_step import LARGE, batch_for, bench_step, table
 from mmfsdp.cli import main
 from mmfsdp.core.make_plan import make_plan
+from mmfsdp.core.token_loss import computes_loss_in_head
 from mmfsdp.params import FSDPParams, ParamError, load
 from mmfsdp.predict.memory_events import record_memory
 from mmfsdp.train.prepare import _kept_model
@@ -44,6 +45,11 @@ def test_bench_wrap_shows_every_method_and_ours_send_less(tmp_path, monkeypatch,
     for row in ours:
         assert row["rest_bytes"] < row["peak_bytes"] < theirs["peak_bytes"]
         assert abs(row["clipped_norm"] / 0.1 - 1) < 1e-4
+    for name, whole in IN_HEAD.items():
+        assert rows[name]["wire_bytes"] == rows[whole]["wire_bytes"]
+        assert (
+            rows[name]["peak_bytes"] <= rows[whole]["peak_bytes"] and abs(rows[name]["clipped_norm"] / 0.1 - 1) < 1e-4
+        )
     assert theirs["clipped_norm"] > 0.15  # each module clipped by itself
     assert main(["bench", "speed"]) == 2
     assert "invalid choice: 'speed' (choose from" in capfd.readouterr().err
@@ -101,7 +107,7 @@ def test_methods_are_measured_alone_where_memory_is_a_gpu_s():
         made[name] = weakref.ref(method.model)
         return method
 
-    names = ("frozen-aware SHARD", "too large", "frozen-aware KEEP")
+    names = ("frozen-aware SHARD", "too large", "frozen-aware SHARD, loss in head")
     with fake_group(1):
         rows = bench_models._one_by_one(names, make, tiny_batch(), 1, bench_models.CPU, reported.append)
     assert reported == rows and tuple(row["way"] for row in rows) == names
@@ -141,8 +147,9 @@ def test_a_bench_on_the_cpu_takes_no_gpu_that_the_machine_has(monkeypatch):
 
 
 def test_bench_step_on_a_gpu_measures_a_model_that_is_planned_here_without_weights():
-    params = load("clip_llama_1b").change(**LARGE, **{"train.batch_size": 1})
+    params = load("clip_llama_1b").change(**LARGE, **{"train.batch_size": 1, "model.loss_in_head": True})
     model = random_model(params.model, meta=True)
+    assert not computes_loss_in_head(model), "methods of other projects have whole logits, whatever a run has"
     sizes = {name: module.weight.shape[1] for name, module in model.named_modules() if name.endswith("k_proj")}
     assert len(sizes) == 16 and set(sizes.values()) == {2048}
     batch = batch_for(params, model, 0)
