@@ -44,8 +44,12 @@ CPU_LIMIT_S = 300
 """Processor time of one mutant's tests: a change may make a loop that never ends."""
 
 FAST_TESTS = [
-    "tests/plan",
+    "tests/core/test_plan.py",
+    "tests/core/test_lint.py",
+    "tests/core/test_model_record.py",
+    "tests/core/test_token_loss.py",
     "tests/predict/test_estimate.py",
+    "tests/predict/test_plan_loss.py",
     "tests/core/test_fake_ranks.py",
     "tests/core/test_freeze.py",
     "tests/models/test_loading.py",

@@ -21,7 +21,7 @@ from mmfsdp.core.token_loss import computes_loss_in_head
 from mmfsdp.params import FSDPParams, ParamError, load
 from mmfsdp.predict.memory_events import record_memory
 from mmfsdp.train.prepare import _kept_model
-from tests.bench.mutants import REAL_TESTS, all_mutants, equal_mutants, mutants_of, noting_calls
+from tests.bench.mutants import FAST_TESTS, REAL_TESTS, all_mutants, equal_mutants, mutants_of, noting_calls
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -188,3 +188,5 @@ def test_each_file_that_is_changed_has_real_tests_that_exist():
         assert mutant.file in REAL_TESTS or mutant.file.rpartition("/")[0] in REAL_TESTS, mutant.file
     for files in REAL_TESTS.values():
         assert all((ROOT / file).exists() for file in files)
+    for words in FAST_TESTS:
+        assert (ROOT / words.removeprefix("--deselect=").partition("::")[0]).exists(), words

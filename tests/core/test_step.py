@@ -204,6 +204,14 @@ def test_the_gradient_is_clipped_to_its_global_norm():
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_a_gradient_below_the_limit_is_left_as_it_is():
+    model = tiny_flamingo()
+    before = [p.detach().clone() for p in model.parameters()]
+    m = train_step(model, [tiny_batch()], SGD(model.parameters(), lr=1.0), max_grad_norm=1e3)
+    moved = math.sqrt(sum((a - b).square().sum().item() for a, b in zip(before, model.parameters(), strict=True)))
+    assert m.grad_norm < 1e2 and moved == pytest.approx(m.grad_norm, rel=1e-3)
+
+
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_step_that_is_not_finite_changes_nothing(fused):
     model = tiny_flamingo()

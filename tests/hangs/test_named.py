@@ -32,7 +32,7 @@ from mmfsdp.hangs.words import NO_ORDER, hang_words, ranks_words
 from mmfsdp.params import TrainParams
 from tests.mutated import cases
 from tests.processes import in_fresh_python
-from tests.tiny import tiny_flamingo
+from tests.tiny import tiny_batch, tiny_flamingo
 
 GATHER, REDUCE = "all-gather", "all-reduce"
 KEY = f"a run {os.getpid()}"
@@ -232,12 +232,32 @@ def test_many_ranks_are_told_in_few_words():
     assert ranks_words(range(7)) == "ranks 0 to 6" and ranks_words([*range(9), 99]) == "10 ranks"
 
 
-def test_the_order_of_a_plan_has_each_collective_of_a_step():
-    plan = make_plan(tiny_flamingo(), world_size=2)
-    without_example = step_order(plan, TrainParams())
-    assert not without_example.in_order and {p.what for p in without_example.collectives} <= {
-        u.name for u in plan.units
-    }
+def test_a_plan_without_an_example_tells_of_each_unit_what_it_gathers_and_reduces():
+    order = step_order(make_plan(tiny_flamingo(), world_size=2), TrainParams())
+    assert not order.in_order and len(order.collectives) == 20
+    of_units = {}
+    for planned in order.collectives:
+        of_units.setdefault(planned.what, []).append((planned.kind, planned.phase, planned.nbytes))
+    assert of_units["perceiver"] == [(GATHER, "", 576), ("reduce-scatter", "backward", 576)]
+    assert of_units["language_model.model.layers.0"] == [(GATHER, "", 17_120)], "frozen: nothing to reduce"
+    assert "(root)" not in of_units, "has no parameters"
+
+
+def test_a_plan_with_an_example_has_the_collectives_of_a_step_in_their_order():
+    plan = make_plan(tiny_flamingo(), world_size=2, example=tiny_batch().inputs())
+    order = step_order(plan, TrainParams())
+    first, *collectives, last = order.collectives
+    assert order.in_order and (first, last) == (
+        Planned(REDUCE, COUNTS, "", 16),
+        Planned(REDUCE, FIGURES, "", 24),
+    )
+    reduced = [planned.what for planned in collectives if planned.kind == "reduce-scatter"]
+    trainable = [unit.name for unit in plan.sharded_units if unit.reduced_bytes]
+    assert sorted(reduced) == sorted(trainable), "each unit once"
+    gathered = [planned.what for planned in collectives if (planned.kind, planned.phase) == (GATHER, "forward")]
+    assert sorted(gathered) == sorted(unit.name for unit in plan.sharded_units if unit.unsharded_bytes)
+    phases = [planned.phase for planned in collectives]
+    assert phases == sorted(phases, reverse=True), "forward, then backward"
 
 
 STACK = """noise

@@ -196,9 +196,7 @@ def test_each_speed_gives_the_same_states_in_the_same_order(local_run, prepared)
     for number, strides in enumerate((1, 7, 300)):
         told.append(states_seen(*prepared(local_run, f"replay{number}"), strides=strides))
     assert told[0] == told[1] == told[2]
-    assert [line.split()[0] for line in told[0]] == ["QUEUED", "PREPARING", "STARTING", "RUNNING", "FAILED"][
-        -len(told[0]) :
-    ]
+    assert [line.split()[0] for line in told[0]] == ["PREPARING", "STARTING", "RUNNING", "FAILED"]
 
 
 def test_a_replay_plays_itself_to_the_end_and_its_file_gives_the_same(local_run, prepared, tmp_path):

@@ -112,6 +112,12 @@ def test_the_best_member_stands_first_and_one_whose_loss_is_not_finite_last(fold
     assert [row["train.lr"] for row in Sweep(path).rows()] == [2, 1, 9], "by loss"
     write_json(path / "001" / "result.json", {"heldout_exact_match": 0.1})
     assert [row["train.lr"] for row in Sweep(path).rows()] == [1, 2, 9], "new pictures right count first"
+    write_json(path / "002" / "result.json", {"heldout_exact_match": 0.3})
+    assert [row["train.lr"] for row in Sweep(path).rows()] == [2, 1, 9], "the most right first"
+    write_json(path / "001" / "result.json", {"heldout_exact_match": 0.4})
+    assert [row["train.lr"] for row in Sweep(path).rows()] == [1, 2, 9], "whatever their loss"
+    write_json(path / "002" / "result.json", {"heldout_exact_match": 0.4})
+    assert [row["train.lr"] for row in Sweep(path).rows()] == [2, 1, 9], "the least loss of those that are as good"
     assert Sweep(path).rows()[-1]["why"] == "loss not finite in step 8"
     assert cli.main(["sweep", "./sweep"]) == 1
 

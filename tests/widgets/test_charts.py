@@ -63,6 +63,20 @@ def test_a_spike_of_one_step_in_thousands_is_in_what_a_page_is_sent(tmp_path):
     assert 7001 in by_time["step"] and len(by_time["step"]) < 30
 
 
+def test_the_least_and_the_largest_value_of_a_pixel_stand_in_the_order_in_which_they_came(tmp_path):
+    losses = [1.0, 9.0, 5.0, 5.0] + [9.0, 1.0, 5.0, 5.0] + [5.0, 5.0, 9.0, 1.0]
+    grad_norms = [None, *losses[1:]]  # a metric that the first row lacks
+    rows = [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)]
+    for row, grad_norm in zip(rows, grad_norms, strict=True):
+        if grad_norm is not None:
+            row["grad_norm"] = grad_norm
+    write(tmp_path, rows)
+    thin = read(tmp_path).table(3)
+    assert thin["bucket"] == 4 and thin["step"] == [1, 4, 5, 8, 9, 12]
+    assert thin["values"]["loss"] == [1.0, 9.0, 9.0, 1.0, 9.0, 1.0]
+    assert thin["values"]["grad_norm"] == [9.0, 5.0, 9.0, 1.0, 9.0, 1.0]
+
+
 def test_only_what_is_new_is_read_and_sent(tmp_path):
     write(tmp_path, [{"step": step, "loss": 1.0} for step in range(1, 1001)])
     charts = Charts(tmp_path)
