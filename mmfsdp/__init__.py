@@ -25,6 +25,7 @@ _HOME = {name: "params" for name in _PARAMS} | {
     "load_pretrained": "compat.export",
     "describe": "compat.describe",
     "train_step": "core.step",
+    "train_mode": "core.freeze",
     "loss_in_head": "models.loss_in_head",
     "loss_positions": "core.token_loss",
     "Flamingo": "models",

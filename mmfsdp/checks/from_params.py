@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..core.freeze import train_mode
 from ..core.inference import keep_gathered
 from ..core.micro_batch import label_tokens, loss_of
 from ..core.quantize import quantize_model
@@ -26,7 +27,6 @@ from ..data.processor import SampleProcessor
 from ..data.sources import open_for
 from ..models.build import build_model, freeze_model
 from ..models.generated import needs_backbones
-from ..models.media_model import train_mode
 from ..params import ParamError, RunParams
 from ..params.own import path_of
 from ..run.own_code import use_code_of, write_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -63,6 +64,27 @@ def freeze(model: nn.Module, patterns: tuple[str, ...] | list[str]) -> FreezeRep
     if frozen and not trainable:
         raise ParamError("freeze", f"{list(patterns)} leaves nothing to train; add a pattern such as '!{frozen[-1]}'")
     return FreezeReport(tuple(frozen), tuple(trainable))
+
+
+def train_mode(model: nn.Module) -> None:
+    """Set train mode for a model, wrapped or not, but keep its frozen modules in eval mode.
+
+    `model.train()` would switch on their dropout, and frozen batch norms would change their running statistics.
+    """
+    model.train()
+    for module in frozen_modules(model):
+        module.eval()
+
+
+def frozen_modules(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the outermost modules that have parameters and whose parameters are all frozen."""
+    if next(model.parameters(), None) is None:
+        return
+    if not any(p.requires_grad for p in model.parameters()):
+        yield model
+        return
+    for child in model.children():
+        yield from frozen_modules(child)
 
 
 def _near(pattern: str, names: dict[str, nn.Parameter]) -> str:

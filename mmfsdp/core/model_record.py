@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from .plan import WrapPlan
 
@@ -25,6 +25,8 @@ class ModelRecord:
     """`train_step` has compared the ranks' batches and linted the loss of its first step."""
     parts_watch: Any = None
     """Of `train_step`: notes which parts a step uses; see same_parts.py."""
+    frozen_norms: WeakSet[Any] | None = None
+    """Batch norms of frozen parts, which `train_step` looks at; None before its first step."""
 
 
 _records: WeakKeyDictionary[Any, ModelRecord] = WeakKeyDictionary()

@@ -26,6 +26,7 @@ from .model_record import plan_of, record_of
 from .names import plain_name, unwrapped
 from .plan import UnitKind, stop_at_errors
 from .same_parts import UsedParts, watch_parts
+from .written_state import warn_of_frozen_norms, watch_state
 
 FIGURES = ("loss", "grad_norm", "tokens", "samples", "stop_votes", "loss_scale", "same_parts")
 """The figures of a step, in the order in which they travel to the host; then the mean loss of each source."""
@@ -77,9 +78,10 @@ def train_step(
 
     # 2. Forward and backward. Gradients are reduced over ranks in the last micro-batch only.
     loss_sums = torch.zeros_like(token_weights)  # (sources,), of this rank
+    state = watch_state(model)
     for i, batch in enumerate(batches):
         source = sources.index(batch.source)
-        with gradient_sync(model, last=i == len(batches) - 1):
+        with gradient_sync(model, last=i == len(batches) - 1), state:
             mean = mean_loss(model, batch.to(device).inputs(), rank_tokens[i])
             loss_sum = token_sum(mean, rank_tokens[i])
             loss_sums[source] += loss_sum.detach()
@@ -91,6 +93,7 @@ def train_step(
     votes_to_stop = stop_requested is not None and stop_requested()
     squares, votes = squared_grad_norm(model, device), to_device([votes_to_stop, parts.check_number(model)], device)
     totals = sum_over_ranks(torch.cat([loss_sums, squares, votes]))
+    state.stop_if_written()
     loss_sums, square, stop_votes, parts_check = totals[:-3], totals[-3], totals[-2], totals[-1]
     loss, grad_norm, same_parts = loss_sums @ token_weights, square.sqrt() / scale, parts_check == 0
 
@@ -167,6 +170,7 @@ def check_step(model: nn.Module, optimizer: Optimizer, scaler: LossScale | None)
         )
     if plan is None and isinstance(model, DistributedDataParallel):
         check_plain_ddp(model)
+    warn_of_frozen_norms(model)
 
 
 def check_plain_ddp(model: DistributedDataParallel) -> None:

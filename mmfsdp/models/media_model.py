@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_map
 from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from ..core.names import unwrapped
 from ..core.token_loss import SWITCHED_OFF
 from .backbones import CACHE, forward_arguments
 from .head_targets import mean_of, next_tokens, targets_in_head
@@ -260,17 +259,6 @@ def by_sample(pixel_values: torch.Tensor, pictures: torch.Tensor) -> torch.Tenso
     padded = pixel_values.new_zeros(samples * most, *pixel_values.shape[1:])
     padded[places[:total]] = pixel_values
     return padded.unflatten(0, (samples, most))[:, :, None]
-
-
-def train_mode(model: nn.Module) -> None:
-    """Set train mode for a wrapped model of any kind, but keep its frozen modules in eval mode."""
-    model.train()
-    inner = unwrapped(model)
-    if not isinstance(inner, MediaModel):
-        for module in inner.modules():
-            parameters = list(module.parameters())
-            if parameters and not any(p.requires_grad for p in parameters):
-                module.eval()
 
 
 def keep_frozen_in_eval(part: nn.Module) -> None:

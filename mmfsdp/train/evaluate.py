@@ -21,6 +21,7 @@ from torch import nn
 from .. import checkpoint
 from ..checkpoint.gather import gather_json
 from ..core.collectives import compute_device, sum_over_ranks
+from ..core.freeze import train_mode
 from ..core.inference import keep_gathered
 from ..core.micro_batch import label_tokens, loss_of
 from ..core.quantize import quantize_model
@@ -34,7 +35,6 @@ from ..data.processor import IMAGE, SampleProcessor
 from ..data.reader import as_sample
 from ..data.sources import Splits, open_for
 from ..models.build import build_model, freeze_model
-from ..models.media_model import train_mode
 from ..params import Device, ParamError, RunParams
 from ..run.folder import make_inner_folder, open_own, read_json, write_json
 from ..run.hang import Heartbeat

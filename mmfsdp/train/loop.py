@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from ..checkpoint.gather import gather_json
+from ..core.freeze import train_mode
 from ..core.step import train_step
 from ..data.loader import batches, sum_skipped
 from ..data.processor import SampleProcessor
 from ..data.sources import Splits, open_for
-from ..models.media_model import train_mode
 from ..run.folder import add_event
 from ..run.hang import Heartbeat
 from ..run.preempt import Preempted, preemption_requested

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..checkpoint.gather import gather_json
+from ..core.freeze import train_mode
 from ..core.inference import keep_gathered
 from ..data.own_processor import FIELD as BUILD
 from ..data.own_processor import accepted, row_of
@@ -22,7 +23,6 @@ from ..data.own_random import own_random
 from ..data.processor import SampleProcessor
 from ..data.reader import as_sample
 from ..data.sources import Splits
-from ..models.media_model import train_mode
 from ..params import Backend, ParamError, RunParams
 from ..params.own import OwnCode, OwnCodeError, call_own, path_of
 from .callbacks import Callback, Training

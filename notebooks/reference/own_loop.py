@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmfsdp import FSDPParams, freeze, train_step, wrap_fsdp
+from mmfsdp import FSDPParams, freeze, train_mode, train_step, wrap_fsdp
 from mmfsdp.checkpoint import newest, resume, save
 
 BATCH_SIZE = 4
@@ -78,7 +78,6 @@ def evaluate(model, samples, device):
         totals[0] += output.loss * targets.numel()
         totals[1] += right.sum()
         totals[2] += targets.numel()
-    model.train()
     dist.all_reduce(totals)  # sums first, then one division: ranks may have different numbers of tokens
     loss, right, tokens = totals.tolist()
     return loss / tokens, right / tokens
@@ -110,6 +109,7 @@ def main(epochs):
 
     # 3. Each epoch: steps, an evaluation, a checkpoint. Every rank makes the same calls.
     for epoch in range(first_epoch, epochs):
+        train_mode(model)  # not model.train(), which would train the batch norms of frozen parts
         micro_batches = []
         for batch in loader(training, epoch, shuffle=True):
             micro_batches.append(batch)  # on the CPU: train_step moves it

@@ -94,6 +94,7 @@ REAL_TESTS = {
     "mmfsdp/core/trace.py": ["tests/core/test_random_trees.py", "tests/core/test_wrap.py"],
     "mmfsdp/core/units.py": ["tests/core/test_random_trees.py", "tests/predict/test_predicted_equals_measured.py"],
     "mmfsdp/core/weights.py": ["tests/core/test_wrap.py", "tests/models/test_loading.py"],
+    "mmfsdp/core/written_state.py": ["tests/core/test_written_state.py"],
     "mmfsdp/core/wrap.py": ["tests/core/test_wrap.py", "tests/models/test_wrap_fsdp.py"],
     "mmfsdp/predict": ["tests/predict/test_predicted_equals_measured.py", "tests/train/test_measure.py"],
 }
