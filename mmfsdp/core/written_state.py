@@ -82,8 +82,8 @@ class StateWatch:
         for full_name, module in self.model.named_modules():
             if isinstance(module, FSDPModule):
                 groups.update(dict.fromkeys(parameter_groups(module)))
-            elif isinstance(module, FullyShardedDataParallel) and module._handle is not None:
-                self._watch_fsdp1_unit(full_name, module._handle)
+            elif handle := fsdp1_handle(module):
+                self._watch_fsdp1_unit(full_name, handle)
         for group in groups:
             self._watch(group, "wait_for_unshard", "reshard", lambda group=group: digests_of_group(group))
         self.before = dict(whole_tensors(self.model))
@@ -179,9 +179,8 @@ def whole_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """
     views: set[torch.Tensor] = set()
     for module in model.modules():
-        if isinstance(module, FullyShardedDataParallel) and module._handle is not None:
-            flat_param = module._handle.flat_param
-            views.update([flat_param, *(flat_param._params or ())])
+        if handle := fsdp1_handle(module):
+            views.update([handle.flat_param, *(handle.flat_param._params or ())])
     for full_path, module in model.named_modules():
         path = plain_name(full_path, model)
         for key, p in module._parameters.items():
@@ -200,6 +199,13 @@ def digests_of_group(group: Any) -> Digests:
     if not group.is_unsharded:
         return {}
     return {p._param_fqn: digest(p.unsharded_param) for p in group.fsdp_params}
+
+
+def fsdp1_handle(module: nn.Module) -> Any:
+    """Return FSDP1's handle of the flat parameter of a unit that is sharded; None for other modules."""
+    # torch 2.11: FSDP1 has no public name for it.
+    handle = module._handle if isinstance(module, FullyShardedDataParallel) else None
+    return handle if handle is not None and handle.uses_sharded_strategy else None
 
 
 def fsdp1_parts(flat_param: Any) -> Iterator[tuple[str, torch.Tensor]]:
