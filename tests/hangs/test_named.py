@@ -249,7 +249,7 @@ def test_a_plan_with_an_example_has_the_collectives_of_a_step_in_their_order():
     first, *collectives, last = order.collectives
     assert order.in_order and (first, last) == (
         Planned(REDUCE, COUNTS, "", 16),
-        Planned(REDUCE, FIGURES, "", 24),
+        Planned(REDUCE, FIGURES, "", 32),
     )
     reduced = [planned.what for planned in collectives if planned.kind == "reduce-scatter"]
     trainable = [unit.name for unit in plan.sharded_units if unit.reduced_bytes]
