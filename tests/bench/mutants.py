@@ -85,6 +85,7 @@ REAL_TESTS = {
     "mmfsdp/core/fake_tensors.py": ["tests/core/test_random_trees.py", "tests/core/test_wrap.py"],
     "mmfsdp/core/quantize.py": ["tests/core/test_wrap.py"],
     "mmfsdp/core/recompute.py": ["tests/core/test_recompute.py", "tests/predict/test_predicted_equals_measured.py"],
+    "mmfsdp/core/same_parts.py": ["tests/core/test_same_parts.py"],
     "mmfsdp/core/step.py": [
         "tests/core/test_several_sources.py",
         "tests/core/test_scaler.py",
