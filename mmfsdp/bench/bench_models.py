@@ -64,7 +64,7 @@ if torch.__version__ >= "2.12":  # before, FSDP2 shards no integers
     OURS["frozen-aware SHARD, nf4"] = {"frozen_dtype": "nf4"}
     OURS["frozen-aware REPLICATE, nf4"] = {**OURS["frozen-aware REPLICATE"], "frozen_dtype": "nf4"}
 """FSDP fields by method."""
-IN_HEAD = {f"{name}, loss in head": name for name in ("frozen-aware SHARD", "frozen-aware REPLICATE")}
+IN_HEAD = {"frozen-aware SHARD, in head": "frozen-aware SHARD"}
 """Methods of OURS whose model computes its loss in the head (`model.loss_in_head`). All others, and those of other
 projects, keep whole logits, so that what each way to shard costs is compared with nothing else changed."""
 METHODS = (OPENFLAMINGO, CORNSTARCH, *OURS, *IN_HEAD)

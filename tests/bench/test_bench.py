@@ -107,7 +107,7 @@ def test_methods_are_measured_alone_where_memory_is_a_gpu_s():
         made[name] = weakref.ref(method.model)
         return method
 
-    names = ("frozen-aware SHARD", "too large", "frozen-aware SHARD, loss in head")
+    names = ("frozen-aware SHARD", "too large", "frozen-aware SHARD, in head")
     with fake_group(1):
         rows = bench_models._one_by_one(names, make, tiny_batch(), 1, bench_models.CPU, reported.append)
     assert reported == rows and tuple(row["way"] for row in rows) == names
