@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet
@@ -85,7 +86,7 @@ class StateWatch:
             elif handle := fsdp1_handle(module):
                 self._watch_fsdp1_unit(full_name, handle)
         for group in groups:
-            self._watch(group, "wait_for_unshard", "reshard", lambda group=group: digests_of_group(group))
+            self._watch(group, "wait_for_unshard", "reshard", partial(digests_of_group, group))
         self.before = dict(whole_tensors(self.model))
 
     def _watch_fsdp1_unit(self, full_name: str, handle: Any) -> None:
