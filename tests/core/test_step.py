@@ -186,6 +186,9 @@ def test_rows_and_labels_of_a_mapping():
     one_a_sample = torch.tensor([1, -100, 3])
     assert MappingBatch({"pixel_values": torch.ones(3, 8), "labels": one_a_sample}).label_tokens == 2
     assert MappingBatch({"pixel_values": torch.ones(3, 8), "labels": torch.ones(3, 4)}).label_tokens == 3
+    moved = MappingBatch({"input_ids": ids, "media": [{"pixels": patches}], "names": ["a"]}).to(torch.device("meta"))
+    assert moved.mapping["input_ids"].is_meta and moved.mapping["media"][0]["pixels"].is_meta
+    assert moved.mapping["names"] == ["a"]
 
 
 def test_a_model_without_a_loss_is_named():

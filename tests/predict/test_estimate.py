@@ -297,3 +297,21 @@ def test_page_and_command_tell_the_same_seconds_and_room(changes, tmp_path, caps
     assert times.expected in page
     room = size(MACHINES["h100-infiniband"].capacity)
     assert f" of {room} (h100-infiniband)" in page and f"holds, of {room}," in told
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"frozen_policy": "REPLICATE"},
+        {"backend": "DDP"},
+        {"sharding_strategy": "HYBRID_SHARD", "dp_replicate": 2, "dp_shard": 4},
+    ],
+)
+def test_what_units_send_is_what_a_step_sends_but_for_its_control(fields):
+    model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 16))
+    freeze(model, ("0.*",))
+    plan = make_plan(model, FSDPParams(**fields), world_size=8)
+    control = sum(wire.wire_bytes for wire in estimate(plan, TrainParams()).wire if wire.phase == "control")
+    sent = sum(plan.wire_bytes(unit) for unit in plan.units)
+    assert sent > 0 and estimate(plan, TrainParams()).wire_bytes == sent + control
