@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.optim import Optimizer
 
-from ..core.fsdp2 import cast_inputs
+from ..core.precision import cast_inputs
 from ..core.weights import copy_from_rank0
 from ..models.flamingo import Flamingo
 

@@ -5,7 +5,8 @@ Read the files in this order. What a plan costs is predicted in `mmfsdp.predict`
 1. freeze: name patterns set `requires_grad`, once.
 2. plan: the words (unit, grad flow, frozen policy, wire bytes), a plan as data, and how it prints; model_record: what
    is remembered of a model, its plan first.
-3. trace: the order in which modules run, and the frozen weights that backward passes through; fake tensors.
+3. trace: the order in which modules run, and the frozen weights that backward passes through; fake tensors; precision:
+   inputs in the dtype of the weights.
 4. group: modules to groups, by policy; tied parameters.
 5. units: groups to units, with policy, dtypes, all-gathers and bytes.
 6. planner: `trace_and_group`, then `plan_units` for one policy.

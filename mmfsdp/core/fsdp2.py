@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.utils._pytree import tree_map
 
 from ..params import BackwardPrefetch
 from .group import wrap_order
@@ -100,14 +99,3 @@ def fsdp_module(model: nn.Module, unit: Unit) -> FSDPModule:
     module = model.get_submodule(unit.modules[0])
     assert isinstance(module, FSDPModule)
     return module
-
-
-def cast_inputs(dtype: torch.dtype, _: nn.Module, args: Any, kwargs: Any) -> Any:
-    """Return a module's inputs with floating-point tensors in another dtype, as FSDP casts them. A forward pre-hook."""
-
-    def cast(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            return value.to(dtype)
-        return value
-
-    return tree_map(cast, (args, kwargs))

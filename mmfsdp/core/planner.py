@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ..params import HYBRID, Backend, FrozenPolicy, FSDPParams, ParamError, Precision
+from ..params import HYBRID, Backend, FrozenPolicy, FSDPParams, ParamError
 from .group import group_modules
 from .plan import Unit, UnitKind, WrapPlan
 from .trace import Trace, trace
@@ -29,7 +29,7 @@ class Grouped:
 
 def trace_and_group(model: nn.Module, params: FSDPParams, example: dict[str, Any] | None) -> Grouped:
     """Trace the model and group its modules."""
-    first_trace = trace(model, example)
+    first_trace = trace(model, example, fsdp=params)
     groups, replicated = group_modules(model, params, first_trace)
     if params.effective_backend is Backend.FSDP1:
         # FSDP1 makes one parameter of a mixed unit, and computes gradients of all of it: backward passes through more.
@@ -38,7 +38,7 @@ def trace_and_group(model: nn.Module, params: FSDPParams, example: dict[str, Any
             if UnitKind.of(p.trainable for p in members) is UnitKind.MIXED:
                 trained_too += [p.name for p in members if p.is_floating]
         if trained_too:
-            second_trace = trace(model, example, trained_too)
+            second_trace = trace(model, example, trained_too, fsdp=params)
             first_trace.grad_flow |= second_trace.grad_flow
             first_trace.returns_gradient |= second_trace.returns_gradient
     return Grouped(first_trace, groups, replicated)
@@ -57,8 +57,7 @@ def plan_units(
 def check_units(params: FSDPParams, units: tuple[Unit, ...]) -> None:
     """Raise ParamError for choices that this model's units do not allow."""
     compute = params.mixed_precision
-    if params.effective_backend is Backend.DDP and compute not in (None, Precision.FP32):
-        # DDP computes under autocast, which takes weights of any 16 bits.
+    if params.autocast_precision:  # it takes weights of any 16 bits
         compute = params.frozen_precision
     for unit in units:
         if params.use_orig_params is False and unit.kind is UnitKind.MIXED:

@@ -17,8 +17,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from ..params import FSDPParams
 from .fake_tensors import RealValues, copy_inputs, fake_mode, fake_model, tensors_of
 from .names import ancestors, plain_name, tied_names
+from .precision import cast_to_weights
 
 
 @dataclass
@@ -47,15 +49,24 @@ class Trace:
         return max(self.forward_end.get(name, 0) for name in modules)
 
 
-def trace(model: nn.Module, example: dict[str, Any] | None, also_trainable: Collection[str] = ()) -> Trace:
+def trace(
+    model: nn.Module,
+    example: dict[str, Any] | None,
+    also_trainable: Collection[str] = (),
+    *,
+    fsdp: FSDPParams | None = None,
+) -> Trace:
     """Run `model(**example)` with fake parameters; without an example, go by the order of registration.
 
-    also_trainable: frozen parameters that count as trainable. Raises ValueError if the model does not take the example.
+    also_trainable: frozen parameters that count as trainable. fsdp: with mixed precision, inputs are cast, as those of
+    units are. Raises ValueError if the model does not take the example.
     """
     if example is None:
         return trace_registration(model, also_trainable=also_trainable)
     mode = fake_mode()
     model = fake_model(model, mode)
+    if fsdp is not None:
+        cast_to_weights(model, fsdp)
     for name in also_trainable:
         model.get_parameter(name).requires_grad_(True)
     inputs = copy_inputs(example, mode)

@@ -16,16 +16,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from ..params import Backend, ParamError, Precision
+from ..params import Backend, ParamError
 from .collectives import Progress, group_device, rank
 from .fsdp1 import wrap_fsdp1
-from .fsdp2 import cast_inputs, wrap_fsdp2
+from .fsdp2 import wrap_fsdp2
 from .group import contains
 from .inference import reshard_without_gradients, serve_generate
 from .lint import frozen_later, lint, model_changed
 from .model_record import note_plan
 from .names import ancestors, plain_name
 from .plan import Unit, WrapPlan, stop_at_errors
+from .precision import cast_inputs
 from .recompute import checkpoint_activations, in_backward
 from .trace import need_gradient
 from .units import torch_dtype
@@ -104,8 +105,8 @@ def wrap_ddp(model: nn.Module, plan: WrapPlan, *, device: torch.device, mesh: De
     """Return the model inside DDP, with autocast for mixed precision: DDP's own is experimental."""
     model.to(device)
     # Autocast computes in 16 bits and leaves the weights in fp32.
-    if plan.fsdp.mixed_precision not in (None, Precision.FP32):
-        autocast = torch.autocast(device.type, dtype=plan.fsdp.mixed_precision.to_torch())
+    if plan.fsdp.autocast_precision:
+        autocast = torch.autocast(device.type, dtype=plan.fsdp.autocast_precision.to_torch())
         model.forward = autocast(model.forward)  # type: ignore[method-assign]
     # As in FSDP: ranks start equal, then buffers are each rank's own.
     sync_buffers: dict[str, Any] = {SYNC_BUFFERS: False}

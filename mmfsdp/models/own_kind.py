@@ -25,11 +25,12 @@ from ..core.fake_tensors import RealValues, copy_inputs, fake_mode, fake_model
 from ..core.lint import WRAPPERS
 from ..core.micro_batch import check_loss, is_scalar_loss, loss_of
 from ..core.names import named_tensors
+from ..core.precision import cast_to_weights
 from ..data.own_processor import FIELD, OwnProcessor, check_pickles
 from ..data.own_random import own_random
 from ..data.processor import SampleProcessor
 from ..data.sources import Splits, open_for
-from ..params import ModelParams, ParamError, RunParams
+from ..params import FSDPParams, ModelParams, ParamError, RunParams
 from ..params.own import OwnCodeError, call_own, load_own, own_errors, path_of
 from .backbones import add_lora
 from .kinds import Built, Kind
@@ -104,7 +105,7 @@ class OwnKind(Kind):
             batch = first_batch(place, sources[place], processor, params.train.batch_size)
         inputs = batch.inputs()
         processor.warnings.pop("own-forward", None)
-        why = try_step(model, inputs, path_of(params.model.build or ""))
+        why = try_step(model, inputs, params.fsdp, path_of(params.model.build or ""))
         if why:
             words = f"model.build: a step reads values that only weights give ({why}): units are planned in the order"
             processor.warnings["own-forward"] = f"{words} in which modules were registered, and the peak is not known"
@@ -225,7 +226,7 @@ def _is_filled(cell: Any) -> bool:
         return False
 
 
-def try_step(model: nn.Module, inputs: dict[str, Any], path: str) -> str:
+def try_step(model: nn.Module, inputs: dict[str, Any], fsdp: FSDPParams, path: str) -> str:
     """Run forward and backward on fake tensors. Return why they need values, or "".
 
     Raises OwnCodeError if they fail, or if the forward returns no loss that depends on a trainable parameter.
@@ -233,6 +234,7 @@ def try_step(model: nn.Module, inputs: dict[str, Any], path: str) -> str:
     mode = fake_mode()
     with own_errors(FIELD, f"a copy of {path}'s model, for its plan, raised"):
         fake = fake_model(model, mode).train()
+    cast_to_weights(fake, fsdp)
     loss: Any = None
     try:
         with own_errors(FIELD, f"a step of {path}'s model, on a first batch, raised"):

@@ -232,6 +232,13 @@ class FSDPParams(Params):
         return self.backend
 
     @property
+    def autocast_precision(self) -> Precision | None:
+        """Return the format that autocast computes in: with DDP, for mixed precision in 16 bits; else None."""
+        if self.effective_backend is not Backend.DDP or self.mixed_precision is Precision.FP32:
+            return None
+        return self.mixed_precision
+
+    @property
     def frozen_precision(self) -> Precision | None:
         """Return the format of frozen weights at rest that are not quantized; None as loaded."""
         if self.frozen_dtype is None:

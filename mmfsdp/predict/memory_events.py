@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointError
 
 from ..core.fake_tensors import ASK_DEVICE, CPU, RealValues, aten, copy_inputs, fake_mode, fake_model, tensors_of
-from ..core.fsdp2 import cast_inputs
 from ..core.micro_batch import is_scalar_loss, loss_of
 from ..core.plan import MemoryEvent, Unit, UnitKind, WrapPlan
+from ..core.precision import cast_inputs
 from ..core.quantize import quantize_model
 from ..core.recompute import checkpoint_activations, in_backward
 from ..core.units import torch_dtype, with_bytes
@@ -76,8 +76,8 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
     checkpoint_activations(fake, plan.fsdp, preserve_rng_state=False)
     recorder = MemoryRecorder(plan, fake, inputs)
     autocast: Any = nullcontext()
-    if plan.backend is Backend.DDP and plan.fsdp.mixed_precision:
-        autocast = torch.autocast("cpu", dtype=plan.fsdp.mixed_precision.to_torch())
+    if plan.fsdp.autocast_precision:
+        autocast = torch.autocast("cpu", dtype=plan.fsdp.autocast_precision.to_torch())
     try:
         with mode, RealValues(), recorder:
             with autocast:

@@ -9,8 +9,8 @@ from pretend_cuda import CUDA, Event, PretendCuda, Waits, backward_by_hand, pret
 from tiny import tiny_batch, tiny_flamingo
 
 from mmfsdp.checkpoint.saving import copy_to_host
-from mmfsdp.core.fsdp2 import cast_inputs
 from mmfsdp.core.model_record import record_of
+from mmfsdp.core.precision import cast_inputs
 from mmfsdp.core.quantize import quantize_model
 from mmfsdp.core.recompute import checkpoint_activations
 from mmfsdp.core.step import train_step

@@ -93,6 +93,8 @@ def runs_of_two_ranks(rank: int, _: str, folder: str, ports: list[int]) -> dict[
         go(f"noisy-{backend}", **noisy, **{"data.workers": 1 if backend == "DDP" else 0})
         go(f"noisy-{backend}-resumed", after=f"noisy-{backend}", **noisy)
         go(f"vlm-{backend}", **chosen, **VLM, **{"train.async_save": backend == "DDP"})
+        in_half = {"model.build": {"call": "two_towers:build_in", "dtype": "float16"}, "fsdp.mixed_precision": "fp16"}
+        go(f"half-{backend}", **chosen, **in_half, **{"train.steps": 2})
     go("vlm-more", after="vlm-FSDP2", step=12, **(VLM | {"train.steps": 14}))
     go("value-FSDP2", **{"model.build": "two_towers:build_by_value", "train.steps": 2})
     return failed
@@ -102,7 +104,7 @@ def runs_of_two_ranks(rank: int, _: str, folder: str, ports: list[int]) -> dict[
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     own_run(folder)
-    failed = in_processes(runs_of_two_ranks, 2, str(folder), [free_port() for _ in range(20)])
+    failed = in_processes(runs_of_two_ranks, 2, str(folder), [free_port() for _ in range(24)])
     assert failed == [{}, {}], "\n".join(text for some in failed for text in some.values())
     return folder
 
@@ -261,6 +263,32 @@ def test_a_mistake_in_an_own_model_is_one_error_before_any_rank(pictures, name, 
         prepare(params)
     assert caught.value.field == "model.build"
     assert not shows_package(caught.value.traceback)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("dtype", "precision"), [("float16", "fp16"), ("bfloat16", "bf16"), ("bfloat16", "fp32")])
+def test_a_model_in_16_bits_is_planned_where_mixed_precision_casts_its_inputs(pictures, backend, dtype, precision):
+    build = {"call": "two_towers:build_in", "dtype": dtype}
+    params = own_run(pictures, **{"model.build": build, "fsdp.backend": backend, "fsdp.mixed_precision": None})
+    refused = "a step of two_towers:build_in's model, on a first batch, raised"
+    with pytest.raises(OwnCodeError, match=refused):
+        prepare(params)
+    params = params.change(**{"fsdp.mixed_precision": precision})
+    if (backend, precision) == ("DDP", "fp32"):  # without autocast DDP casts nothing
+        with pytest.raises(OwnCodeError, match=refused):
+            prepare(params)
+        return
+    plan = prepare(params, activations=True).plan
+    assert plan.memory_events
+    assert not codes_of(plan)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_model_in_16_bits_trains_on_inputs_in_fp32(folder, backend):
+    losses = column(folder / f"half-{backend}", "loss")
+    assert len(losses) == 2
+    assert all(0 < loss < 10 for loss in losses)
 
 
 def test_the_traceback_of_an_own_model_has_its_own_lines(pictures):

@@ -84,6 +84,17 @@ def build(width: int = 16, noise: float = 0.0, dropout: float = 0.0):
     return model, PairProcessor(noise)
 
 
+def build_in(dtype: str):
+    """Return the model with its weights in a dtype; the processor's tensors stay in fp32.
+
+    A convolution comes first: without values, torch compares dtypes in few operators, and there it does.
+    """
+    model, processor = build()
+    convolution = nn.Conv1d(1, 1, 1).requires_grad_(False)
+    model.pictures.first = nn.Sequential(nn.Unflatten(1, (1, 12)), convolution, nn.Flatten(), model.pictures.first)
+    return model.to(getattr(torch, dtype)), processor
+
+
 def build_by_value(width: int = 16):
     """Return a model that cannot be built on the meta device: it reads a value."""
     model, processor = build(width)
