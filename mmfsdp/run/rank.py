@@ -99,16 +99,19 @@ def print_stacks_on(number: signal.Signals) -> None:
 
     Slurm sends a signal to all processes of a job, and this one would end each process that a rank has started, such
     as a compiler. So the main thread blocks it, which processes and threads that it starts inherit, and one thread
-    receives it.
+    waits for it. That thread holds Python's lock while it prints: `faulthandler.register` prints in the signal handler,
+    without the lock, and reads the frames of threads that run on meanwhile, which at times is a segmentation fault.
     """
-    faulthandler.register(number)
     signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    file = sys.stderr  # the log; a person's code may put something else in its place
 
-    def receive() -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-        threading.Event().wait()
+    def print_each_time() -> None:
+        while True:
+            signal.sigwait({number})
+            if signal.getsignal(number) is not signal.SIG_IGN:  # a blocked signal arrives here though it is ignored
+                faulthandler.dump_traceback(file, all_threads=True)
 
-    threading.Thread(target=receive, name=f"receives {number.name}", daemon=True).start()
+    threading.Thread(target=print_each_time, name=f"receives {number.name}", daemon=True).start()
 
 
 def start_helpers(folder: Path, record: RunRecord, job: JobEnvironment) -> None:

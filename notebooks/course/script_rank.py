@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import io
 import json
@@ -33,7 +32,6 @@ from mmfsdp.train.profile import summary, work_events
 def run(script: dict[str, Any], tool: str, folder: str, save: Callable[..., None]) -> None:
     """Run a script's `main` with a tool; save its rows, the whole weights at the end, and what it sent."""
     if tool != "stacks":  # the other tools are to be tried without a look at the stacks
-        faulthandler.unregister(signal.SIGUSR1)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if tool == "detail":
         join_with_detail()
