@@ -13,6 +13,7 @@ from mmfsdp.params.own import call_own
 from mmfsdp.run.folder import MetricsWriter, add_event, heartbeat_path, last_row, write_json
 from mmfsdp.run.hang import Heartbeat
 from mmfsdp.run.preempt import Preempted, preemption_requested
+from mmfsdp.run.record import RunRecord, rank_statuses
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -129,6 +130,9 @@ def preemptible(folder: Path) -> None:
     done = last_row(folder, RANK).get("step", 0)
     if done and RANK == 0:
         add_event(folder, "resumed", step=done, text=f"resumed from step {done}")
+    record = RunRecord.read(folder)
+    while any(status.get("state") != "running" for status in rank_statuses(folder, record)):
+        time.sleep(0.05)  # a drill needs them all, and on a busy node one starts much later than another
     metrics = MetricsWriter(folder, RANK)
     for step in range(done + 1, 61):
         metrics.write({"step": step, "time": time.time(), "loss": 1 / step})
