@@ -83,6 +83,7 @@ REAL_TESTS = {
     "mmfsdp/core/plan.py": ["tests/core/test_random_trees.py", "tests/train/test_measure.py"],
     "mmfsdp/core/planner.py": ["tests/core/test_random_trees.py", "tests/core/test_wrap.py"],
     "mmfsdp/core/fake_tensors.py": ["tests/core/test_random_trees.py", "tests/core/test_wrap.py"],
+    "mmfsdp/core/precision.py": ["tests/train/test_own_model.py"],
     "mmfsdp/core/quantize.py": ["tests/core/test_wrap.py"],
     "mmfsdp/core/recompute.py": ["tests/core/test_recompute.py", "tests/predict/test_predicted_equals_measured.py"],
     "mmfsdp/core/same_parts.py": ["tests/core/test_same_parts.py"],
