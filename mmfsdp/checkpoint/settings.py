@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..core.collectives import compute_device
-from ..core.inference import reshard
 from ..core.names import plain_name, planned_params
+from ..core.reshard import reshard
 from ..params import ParamError
 from .plain import NotPlain, from_json, to_json
 

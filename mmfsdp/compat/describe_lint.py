@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from ..core.inference import parameter_groups
 from ..core.lint import some
 from ..core.names import plain_name
 from ..core.plan import Finding, WrapPlan
+from ..core.reshard import parameter_groups
 from ..predict.cost_lint import reentrant_layers
 
 NO_PICTURE_PAGE = "notebooks/reference/no_picture.md"

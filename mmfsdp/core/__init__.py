@@ -14,7 +14,9 @@ Read the files in this order. What a plan costs is predicted in `mmfsdp.predict`
 8. wrap: a plan applied; fsdp2, with activation checkpointing, and fsdp1: one call of torch for each unit; weights: rank
    0's, copied to every rank, which wrapping then shards; quantize: frozen matrices in 8 or 4 bits;
    nf4_kernel: 4 bits to weights in one kernel on a GPU.
-9. inference: evaluations and `generate` between steps.
-10. micro_batch: what `train_step` takes. step: `train_step`; same_parts: ranks that use different parts in a step;
-    collectives: this rank, the number of ranks, sums over ranks.
+9. reshard: between two steps each unit is sharded and idle, also after an error. inference: evaluations and `generate`
+   between steps.
+10. micro_batch: what `train_step` takes. gradient_sync: gradients are reduced in the last micro-batch.
+    step: `train_step`; same_parts: ranks that use different parts in a step; collectives: this rank, the number of
+    ranks, sums over ranks.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -10,37 +11,69 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, register_fsdp_forward_method
-from torch.distributed.fsdp._runtime_utils import _reshard
 
 from ..params import Backend, ParamError
 from . import fsdp1
 from .model_record import record_of
 from .plan import WrapPlan
+from .recompute import in_backward
+from .reshard import drop_failed_step, forward_order, in_forward, reshard
 
 
 def reshard_without_gradients(wrapped: nn.Module) -> None:
-    """Have each forward under `torch.no_grad()` leave the wrapped model sharded, as it was before.
+    """Have each forward under `torch.no_grad()`, or that an error stops, leave the model sharded, as it was before.
 
     After forward, FSDP keeps the root and other units gathered for a backward. If none follows, `parameters()` of FSDP2
     lists whole tensors, which an optimizer must not be given, and the next forward uses the gathered weights again,
-    even after an optimizer step.
+    even after an optimizer step. The same holds for a forward of a part of the model.
     """
-    lengths: list[int] = []  # of the order of forward, when the forward began
+    units: list[nn.Module] = []
+    for module in wrapped.modules():
+        if isinstance(module, (FSDPModule, FullyShardedDataParallel)) and module is not wrapped:
+            units.append(module)
+    running: list[nn.Module] = []  # the module that was called from outside, while it runs
+    lengths: list[int] = []  # of the order of forward, when it began
 
-    def before_forward(*_: Any) -> None:
-        is_first = isinstance(wrapped, FSDPModule) and wrapped._get_fsdp_state()._is_root is None
-        if is_first and torch.is_inference_mode_enabled():
+    def before_forward(module: nn.Module, *_: Any) -> None:
+        if in_backward():  # activation checkpointing runs it again, and may stop it by an exception of its own
+            return
+        if module is wrapped:
+            begin_forward(wrapped, units)
+        elif running:
+            return
+        running[:] = [module]
+        lengths[:] = [len(forward_order(wrapped))]
+
+    def after_forward(module: nn.Module, _: Any, output: Any) -> None:
+        if not running or module is not running[0]:
+            return
+        running.clear()
+        stopped = output is None  # by an error
+        if stopped or (not torch.is_grad_enabled() and not record_of(wrapped).keeps_gathered):
+            reshard(module, order_length=lengths[0])
+
+    for module in [wrapped, *units]:
+        module.register_forward_pre_hook(before_forward, prepend=True)  # before FSDP's own
+        module.register_forward_hook(after_forward, always_call=True)
+
+
+def begin_forward(wrapped: nn.Module, units: list[nn.Module]) -> None:
+    """Prepare the first forward of FSDP2, and end what an error, or a call of a part, has left of an earlier one."""
+    if isinstance(wrapped, FSDPModule) and wrapped._get_fsdp_state()._is_root is None:
+        if torch.is_inference_mode_enabled():
             # FSDP2 would keep tensors that it allocates there, and training cannot use those.
             problem = "its first forward cannot be under torch.inference_mode(); use torch.no_grad()"
             raise ParamError("model", problem)
-        lengths[:] = [len(forward_order(wrapped))]
-
-    def after_forward(*_: Any) -> None:
-        if not torch.is_grad_enabled() and not record_of(wrapped).keeps_gathered:
-            reshard(wrapped, order_length=lengths[0])
-
-    wrapped.register_forward_pre_hook(before_forward)
-    wrapped.register_forward_hook(after_forward)
+        return
+    if drop_failed_step(wrapped):
+        warnings.warn(
+            "an error has stopped a backward or a train_step: all gradients since the last step are dropped",
+            stacklevel=2,
+        )
+    elif record_of(wrapped).keeps_gathered:  # inside `generate`
+        return
+    elif any(in_forward(module) for module in [wrapped, *units]):
+        reshard(wrapped, order_length=len(forward_order(wrapped)))
 
 
 @contextmanager
@@ -60,44 +93,6 @@ def keep_gathered(model: nn.Module) -> Iterator[None]:
     finally:
         record.keeps_gathered = False
         reshard(model, order_length=length)
-
-
-def reshard(model: nn.Module, *, order_length: int = 0) -> None:
-    """Free what forwards without a backward left unsharded, so that the next step gathers as every other does.
-
-    order_length: entries of FSDP2's order of forward that a later backward still needs.
-    """
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            groups = parameter_groups(module)
-            if any(group._all_gather_result is not None for group in groups):
-                module.unshard()  # ends an all-gather that was started ahead of need for a forward that never came
-            module.reshard()
-            # torch 2.11 clears the order of forward in backward only; it would set the next backward's prefetch.
-            del forward_order(module)[order_length:]
-            for group in groups:
-                group._post_forward_indices[:] = [i for i in group._post_forward_indices if i < order_length]
-        elif isinstance(module, FullyShardedDataParallel) and module._is_root is not None:  # None: has never run
-            # torch 2.11: FSDP1 has no public call for this.
-            handle = module._handle
-            # Each call adds an event to the rate limiter of all-gathers, so call it only if there is something to free.
-            if handle is not None and handle.uses_sharded_strategy and not handle.needs_unshard():
-                _reshard(module, handle, True)
-
-
-def parameter_groups(module: FSDPModule) -> list[Any]:
-    """Return FSDP2's groups of parameters of a module: one, or several on several meshes in newer torch versions."""
-    state: Any = module._get_fsdp_state()
-    if hasattr(state, "_fsdp_param_groups"):
-        return state._fsdp_param_groups
-    return [state._fsdp_param_group] if state._fsdp_param_group else []
-
-
-def forward_order(model: nn.Module) -> list[Any]:
-    """Return the list in which FSDP2 notes the units that ended forward; empty for others."""
-    if not isinstance(model, FSDPModule):
-        return []
-    return getattr(model._get_fsdp_state()._comm_ctx, "post_forward_order", [])  # not there before the first forward
 
 
 def serve_generate(wrapped: nn.Module, model: nn.Module, plan: WrapPlan, device: torch.device) -> None:

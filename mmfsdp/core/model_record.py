@@ -27,6 +27,8 @@ class ModelRecord:
     """Of `train_step`: notes which parts a step uses; see same_parts.py."""
     frozen_norms: WeakSet[Any] | None = None
     """Batch norms of frozen parts, which `train_step` looks at; None before its first step."""
+    step_failed: bool = False
+    """An error has stopped a micro-batch of `train_step`, and the gradients of its step have not been dropped yet."""
 
 
 _records: WeakKeyDictionary[Any, ModelRecord] = WeakKeyDictionary()

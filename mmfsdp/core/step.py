@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -19,12 +18,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..params import ParamError, Precision
 from .collectives import compute_device, sum_over_ranks, world_size
-from .inference import reshard
+from .gradient_sync import gradient_sync
 from .lint import list_all, model_changed
 from .micro_batch import StepBatch, as_batches, check_loss, label_tokens, lint_loss, loss_of
 from .model_record import plan_of, record_of
 from .names import plain_name, unwrapped
-from .plan import UnitKind, stop_at_errors
+from .plan import stop_at_errors
+from .reshard import drop_failed_step, reshard
 from .same_parts import UsedParts, watch_parts
 from .written_state import warn_of_frozen_norms, watch_state
 
@@ -129,13 +129,17 @@ def first_lr(optimizer: Optimizer) -> float | torch.Tensor:
 
 
 def check_step(model: nn.Module, optimizer: Optimizer, scaler: LossScale | None) -> None:
-    """Raise before a step that would train wrongly. A forward without a backward is resharded first.
+    """Raise before a step that would train wrongly. First end what came before it.
+
+    A forward without a backward is resharded. The gradients of a step, or of a backward, that an error has stopped are
+    dropped.
 
     ParamError if the optimizer lacks a trainable parameter, or has a frozen one of a planned model, or if a parameter
     has a gradient already; ValueError for fp16 without a scaler.
     """
     if scaler is None and computes_in_fp16(model):
         raise ValueError("scaler: None, and gradients in fp16 underflow without one; give it build_scaler(model)")
+    drop_failed_step(model)
     reshard(model)  # FSDP2 lists whole tensors while a unit is gathered; gradients go to the shards
     optimized: set[torch.Tensor] = set()
     for group in optimizer.param_groups:
@@ -250,27 +254,6 @@ def to_device(values: Sequence[float], device: torch.device) -> torch.Tensor:
 def token_sum(mean: torch.Tensor, tokens: int) -> torch.Tensor:
     """Return the sum of a mean loss over its tokens. Without tokens the mean is 0/0: return 0, with a gradient of 0."""
     return mean * tokens if tokens else torch.nan_to_num(mean) * 0
-
-
-@contextmanager
-def gradient_sync(model: nn.Module, *, last: bool) -> Iterator[None]:
-    """Reduce gradients over ranks in the last micro-batch only. Units that backward does not reshard stay gathered."""
-    if isinstance(model, (DistributedDataParallel, FullyShardedDataParallel)) and not last:
-        with model.no_sync():
-            yield
-        return
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(last)
-        plan = plan_of(model)  # None for a model that others wrapped
-        for unit in plan.sharded_units if plan else ():
-            module: Any = model.get_submodule(unit.modules[0])
-            if unit.kind is UnitKind.FROZEN:
-                # torch 2.11 fails after a backward without sync if a unit has not run, such as a cached encoder.
-                module.set_requires_gradient_sync(True, recurse=False)
-            if not unit.reshard_after_backward:
-                module.set_reshard_after_forward(last and unit.reshard_after_forward, recurse=False)
-                module.set_reshard_after_backward(last, recurse=False)
-    yield
 
 
 @torch.no_grad()  # else `to_local` records a function for each gradient

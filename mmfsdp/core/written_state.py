@@ -24,10 +24,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from ..params import ParamError
 from .collectives import gather_through_store, is_distributed, rank
 from .freeze import frozen_modules
-from .inference import parameter_groups
 from .lint import list_all
 from .model_record import record_of
 from .names import plain_name
+from .reshard import parameter_groups
 
 LOST = (
     "{}: forward or backward writes to this parameter while it is gathered, and the change is lost when FSDP frees it. "

@@ -10,8 +10,8 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from ..core.collectives import compute_device
-from ..core.inference import reshard
 from ..core.names import named_tensors, plain_name, planned_params
+from ..core.reshard import reshard
 from ..core.step import computes_in_fp16, local_part
 from ..core.units import decays
 from ..params import TrainParams

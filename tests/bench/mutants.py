@@ -70,6 +70,7 @@ REAL_TESTS = {
     "mmfsdp/core/freeze.py": ["tests/core/test_wrap.py"],
     "mmfsdp/core/fsdp1.py": ["tests/core/test_wrap.py", "tests/models/test_wrap_fsdp.py"],
     "mmfsdp/core/fsdp2.py": ["tests/core/test_wrap.py", "tests/core/test_reshard.py"],
+    "mmfsdp/core/gradient_sync.py": ["tests/core/test_random_trees.py", "tests/core/test_own_loop.py"],
     "mmfsdp/core/group.py": ["tests/core/test_random_trees.py", "tests/core/test_wrap.py"],
     "mmfsdp/core/inference.py": ["tests/core/test_own_loop.py", "tests/core/test_wrap.py"],
     "mmfsdp/core/int8.py": ["tests/core/test_quantize.py", "tests/core/test_wrap.py"],
@@ -86,6 +87,7 @@ REAL_TESTS = {
     "mmfsdp/core/precision.py": ["tests/train/test_own_model.py"],
     "mmfsdp/core/quantize.py": ["tests/core/test_wrap.py"],
     "mmfsdp/core/recompute.py": ["tests/core/test_recompute.py", "tests/predict/test_predicted_equals_measured.py"],
+    "mmfsdp/core/reshard.py": ["tests/core/test_own_loop.py"],
     "mmfsdp/core/same_parts.py": ["tests/core/test_same_parts.py"],
     "mmfsdp/core/step.py": [
         "tests/core/test_several_sources.py",

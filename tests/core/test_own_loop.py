@@ -5,6 +5,8 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from mmfsdp.core.freeze import freeze
 from mmfsdp.core.inference import keep_gathered
 from mmfsdp.core.make_plan import wrap_fsdp
 from mmfsdp.core.model_record import plan_of
+from mmfsdp.core.names import plain_name
 from mmfsdp.core.step import train_step
 from mmfsdp.params import FSDPParams, ParamError
 from mmfsdp.train.meters import Collectives
@@ -134,6 +137,14 @@ def own_loops() -> dict:
     }
     found["micro-batches"] = micro_batches_of_ranks()
     found["parts first"] = {way: parts_first(WAYS[way]) for way in ("FSDP1", "FSDP2", "FSDP2 replicate", "DDP")}
+    found["troubles"] = {}
+    for way in TROUBLED_WAYS:
+        with pytest.MonkeyPatch.context() as patch:
+            if "older torch" in way:
+                patch.delattr(FSDPModule, "reset_iter_state", raising=False)  # as before torch 2.14
+            found["troubles"][way] = losses_after_troubles(way, [rank])
+    found["DDP after an error"] = ddp_after_an_error()
+    found["first in inference mode"] = first_in_inference_mode()
     found["frozen later"] = {way: frozen_later(way) for way in ("FSDP1", "FSDP2", "DDP", "plain DDP")}
     return found
 
@@ -283,6 +294,156 @@ def parts_first(fields: dict) -> list:
     return found
 
 
+class Stop(Exception):
+    """Stands for an error that a loop catches, such as one for too little memory."""
+
+
+def part_of(model: nn.Module, wanted: str) -> nn.Module:
+    return next(module for name, module in model.named_modules() if plain_name(name, model) == wanted)
+
+
+def stop(*_):
+    raise Stop
+
+
+@contextmanager
+def stopped_forward(model: nn.Module, name: str):
+    """Inside, the forward of a part raises, and the error is caught."""
+    handle = part_of(model, name).register_forward_pre_hook(stop)
+    with pytest.raises(Stop):
+        yield
+    handle.remove()
+
+
+@contextmanager
+def stopped_backward(model: nn.Module, name: str, micro_batch: int = 0):
+    """Inside, the backward of a part raises in one micro-batch, and the error is caught."""
+    forwards = []
+
+    def stop_in_backward(module, inputs, output):
+        forwards.append(name)
+        if output.requires_grad and len(forwards) == micro_batch + 1:
+            output.register_hook(stop)
+
+    handle = part_of(model, name).register_forward_hook(stop_in_backward)
+    with pytest.raises(Stop):
+        yield
+    handle.remove()
+
+
+def call_part(model: nn.Module, grad: bool) -> None:
+    with torch.set_grad_enabled(grad):
+        part_of(model, "model")(inputs_of(5)["input_ids"])
+
+
+def stop_forward(model: nn.Module, name: str, grad: bool) -> None:
+    with torch.set_grad_enabled(grad), stopped_forward(model, name):
+        model(**inputs_of(5))
+
+
+def stop_backward(model: nn.Module, name: str) -> None:
+    with stopped_backward(model, name):
+        model(**inputs_of(5)).loss.backward()
+    model.zero_grad()
+
+
+def stop_step(model: nn.Module, name: str, micro_batch: int) -> None:
+    """Stop a train_step of two micro-batches; nothing is done about its gradients."""
+    optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    with stopped_backward(model, name, micro_batch):
+        train_step(model, [inputs_of(5), inputs_of(6)], optimizer)
+
+
+def stop_micro_batch(model: nn.Module, name: str) -> None:
+    optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    with stopped_forward(model, name):
+        train_step(model, [inputs_of(5)], optimizer)
+
+
+TROUBLES = {
+    "a part was called under no_grad": partial(call_part, grad=False),
+    "a part was called": partial(call_part, grad=True),
+    "an error in a forward": partial(stop_forward, name="model.layers.1.mlp", grad=True),
+    "an error in the norm": partial(stop_forward, name="model.norm", grad=True),
+    "an error in an evaluation": partial(stop_forward, name="model.norm", grad=False),
+    "an error in a step's forward": partial(stop_micro_batch, name="lm_head"),
+}
+AFTER_BACKWARD = ("a part was called under no_grad", "an error in a forward", "an error in an evaluation")
+IN_BACKWARD = {
+    "an error in a backward": partial(stop_backward, name="model.layers.1.mlp"),
+    "an error at the end of a backward": partial(stop_backward, name="model.layers.0.mlp"),
+    "an error in a step's first backward": partial(stop_step, name="model.layers.1.mlp", micro_batch=0),
+    "an error in a step's last backward": partial(stop_step, name="model.norm", micro_batch=1),
+}
+TROUBLED_WAYS = {
+    "FSDP2": {},
+    "FSDP2 keep, older torch": KEEP,
+    "FSDP2 checkpointed": {"activation_checkpointing": "all"},
+    "FSDP1": WAYS["FSDP1"],
+    "FSDP1 keep": WAYS["FSDP1 keep"],
+    "DDP": WAYS["DDP"],
+}
+
+
+def losses_after_troubles(way: str | None, ranks: list[int]) -> dict[str, list[float]]:
+    """The losses of a step by train_step and of one by hand, and an evaluation, after each trouble.
+
+    way: None for one process without any trouble.
+    """
+    model = llama("nothing")
+    troubles = TROUBLES | IN_BACKWARD
+    if way is not None:
+        model = wrap_fsdp(model, FSDPParams(**TROUBLED_WAYS[way]), example=inputs_of(0))
+        if isinstance(model, DistributedDataParallel):
+            troubles = TROUBLES  # after an error in backward, DDP itself raises in the next forward
+    optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    losses = {}
+    seed = 0
+
+    def inputs() -> list[dict]:
+        return [inputs_of(seed + rank) for rank in ranks]
+
+    train_step(model, inputs(), optimizer)
+    for name, trouble in troubles.items():
+        losses[name] = []
+        for by_hand in (False, True):
+            if way is not None:
+                trouble(model)
+            seed += 10
+            if by_hand:
+                for micro_batch in inputs():
+                    (model(**micro_batch).loss / len(ranks)).backward()
+                if way is not None and name in AFTER_BACKWARD:
+                    trouble(model)  # what it has gathered is old after the step
+                optimizer.step()
+                optimizer.zero_grad()
+            else:
+                losses[name].append(train_step(model, inputs(), optimizer).loss)
+        losses[name].append(evaluated(model))
+    return losses
+
+
+@cache
+def losses_without_troubles() -> dict[str, list[float]]:
+    """Those of one process with the data of all ranks."""
+    return losses_after_troubles(None, list(range(RANKS)))
+
+
+def ddp_after_an_error() -> str:
+    model = wrap_fsdp(llama("nothing"), FSDPParams(**WAYS["DDP"]), example=inputs_of(0))
+    stop_backward(model, "model.layers.1.mlp")
+    with pytest.raises(RuntimeError) as error:
+        model(**inputs_of(0))
+    return str(error.value)
+
+
+def first_in_inference_mode() -> str:
+    model = wrapped_llama("nothing", {})
+    with pytest.raises(ParamError) as error, torch.inference_mode():
+        model(**inputs_of(0))
+    return str(error.value)
+
+
 def frozen_later(way: str) -> str | float:
     """What a step says, or its loss, where a parameter has been frozen since the model was wrapped."""
     model = llama("nothing")
@@ -311,6 +472,26 @@ def test_evaluations_change_nothing(two_ranks, case):
     wanted = loop(llama(frozen), list(range(RANKS)))
     for rank in two_ranks:
         assert rank["losses"][case] == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("way", TROUBLED_WAYS)
+def test_a_step_after_a_call_of_a_part_or_a_caught_error_is_as_without_it(two_ranks, way):
+    wanted = losses_without_troubles()
+    for rank in two_ranks:
+        losses = rank["troubles"][way]
+        assert len(losses) >= len(TROUBLES)
+        for name in losses:
+            assert losses[name] == pytest.approx(wanted[name], rel=1e-5), name
+
+
+def test_ddp_says_itself_that_a_backward_has_failed(two_ranks):
+    for rank in two_ranks:
+        assert "Expected to have finished reduction in the prior iteration" in rank["DDP after an error"]
+
+
+def test_a_first_forward_in_inference_mode_is_refused(two_ranks):
+    for rank in two_ranks:
+        assert "model: its first forward cannot be under torch.inference_mode()" in rank["first in inference mode"]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from mmfsdp.core.gradient_sync import gradient_sync
 from mmfsdp.core.make_plan import make_plan
-from mmfsdp.core.step import gradient_sync
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.predict import estimate
