@@ -12,8 +12,8 @@ Read the files in this order. What a plan costs is predicted in `mmfsdp.predict`
 6. planner: `trace_and_group`, then `plan_units` for one policy.
 7. lint: mistakes in a plan, with the parameter and the fix.
 8. wrap: a plan applied; fsdp2, with activation checkpointing, and fsdp1: one call of torch for each unit; weights: rank
-   0's, copied to every rank, which wrapping then shards; quantize: frozen matrices in 8 or 4 bits;
-   nf4_kernel: 4 bits to weights in one kernel on a GPU.
+   0's, copied to every rank, which wrapping then shards; parameters: their hooks and attributes, kept; quantize: frozen
+   matrices in 8 or 4 bits; nf4_kernel: 4 bits to weights in one kernel on a GPU.
 9. reshard: between two steps each unit is sharded and idle, also after an error. inference: evaluations and `generate`
    between steps.
 10. micro_batch: what `train_step` takes. gradient_sync: gradients are reduced in the last micro-batch.

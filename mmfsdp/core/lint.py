@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from ..params import AutoWrapPolicy, Backend
 from .group import guessed_layer_classes
 from .names import plain_name
+from .parameters import hook_names
 from .plan import MAX_SINGLE_LINES, Finding, UnitKind, WrapPlan
 from .trace import Trace, need_gradient
 
@@ -36,6 +38,7 @@ def lint(model: nn.Module, plan: WrapPlan, *, trace: Trace | None = None, wrappe
         if findings:
             return tuple(findings)
         findings += model_changed(model, plan)
+        findings += _hooks_of_shards(model, plan)
     findings += _guessed_layers(model, plan)
     findings += _without_effect(plan)
     findings += _nothing_trains(model, plan)
@@ -124,6 +127,38 @@ def model_changed(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
             f"{some(trainable_now)}: frozen when the plan was made, trainable now; wrappers fix dtypes and reductions "
             "at the first forward, so un-freeze before make_plan, and wrap again",
         )
+
+
+def _hooks_of_shards(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
+    """Find hooks of parameters that will be sharded. A hook of a frozen parameter is never called."""
+    sharded: set[str] = set()
+    for unit in plan.sharded_units:
+        sharded.update(p.name for p in unit.params if p.trainable)
+    for full_name, p in model.named_parameters():
+        name = plain_name(full_name, model)
+        hooks = hook_names(p)
+        if name in sharded and hooks:
+            yield _error(
+                "hook",
+                f"{name}: has a hook, {some(hooks)}, which was written for the whole gradient, and {plan.backend} "
+                "shards this parameter; set backend to DDP, or remove the hook. To protect rows of a table, freeze it, "
+                "and train a table of its own for new rows",
+            )
+            return
+
+
+def hooks_after_wrapping(model: nn.Module) -> Iterator[Finding]:
+    """Find hooks that were put on sharded parameters after the model was wrapped."""
+    for full_name, p in model.named_parameters():
+        hooks = hook_names(p)
+        if not hooks or not p.requires_grad or not isinstance(p, DTensor):
+            continue
+        # FSDP2 calls hooks of the second kind itself, after the reduction.
+        effect = "never calls it: gradients are accumulated in another tensor"
+        if hooks[0].startswith("register_post_accumulate_grad_hook"):
+            effect = "calls it with this rank's shard of the reduced gradient: rows of other ranks are not in it"
+        name = plain_name(full_name, model)
+        yield _warning("hook-later", f"{name}: has a hook, {some(hooks)}, put on after wrapping; FSDP2 {effect}")
 
 
 def frozen_later(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:

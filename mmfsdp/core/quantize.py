@@ -28,6 +28,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from ..params import Backend, FSDPParams, ParamError
 from .collectives import Progress, group_device
 from .names import tied_names
+from .parameters import new_parameter
 from .recompute import call_checkpointed
 from .trace import need_gradient
 
@@ -208,13 +209,14 @@ def quantize_model(model: nn.Module, fsdp: FSDPParams, progress: Progress = str)
     module: Any
     for name, module, key in list(matrices(model, fsdp)):
         progress(name)
-        matrix = module._parameters.pop(key).detach()
+        replaced = module._parameters.pop(key)
+        matrix = replaced.detach()
         transposed[name] = is_transposed(module)
         if transposed[name]:
             matrix = matrix.T
         codes, scales = quantize(matrix, form)
-        module.register_parameter(key + CODES, nn.Parameter(codes, requires_grad=False))
-        module.register_parameter(key + SCALES, nn.Parameter(scales, requires_grad=False))
+        module.register_parameter(key + CODES, new_parameter(codes, like=replaced))
+        module.register_parameter(key + SCALES, new_parameter(scales, like=replaced))
         module.out_features, module.in_features = matrix.shape
         module.form = form
         # The object stays, so that tied and registered references to it hold.

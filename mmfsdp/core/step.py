@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,9 +18,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..params import ParamError, Precision
-from .collectives import compute_device, sum_over_ranks, world_size
+from .collectives import compute_device, rank, sum_over_ranks, world_size
 from .gradient_sync import gradient_sync
-from .lint import list_all, model_changed
+from .lint import hooks_after_wrapping, list_all, model_changed
 from .micro_batch import StepBatch, as_batches, check_loss, label_tokens, lint_loss, loss_of
 from .model_record import plan_of, record_of
 from .names import plain_name, unwrapped
@@ -175,6 +176,9 @@ def check_step(model: nn.Module, optimizer: Optimizer, scaler: LossScale | None)
     if plan is None and isinstance(model, DistributedDataParallel):
         check_plain_ddp(model)
     warn_of_frozen_norms(model)
+    if rank() == 0 and not record_of(model).first_step_checked:
+        for finding in hooks_after_wrapping(model):
+            warnings.warn(finding.message, stacklevel=3)
 
 
 def check_plain_ddp(model: DistributedDataParallel) -> None:

@@ -14,6 +14,7 @@ from ..params import FSDPParams
 from .collectives import Progress, rank, world_size
 from .group import contains
 from .names import named_tensors
+from .parameters import new_parameter
 from .plan import WrapPlan
 from .quantize import CODES, SCALES, Format, format_of, matrix_name, quantize, quantize_model
 from .units import torch_dtype
@@ -126,8 +127,7 @@ def broadcast_from_rank0(weight: torch.Tensor | None, *, like: torch.Tensor, dev
 def set_tensor(model: nn.Module, names: list[str], value: torch.Tensor, *, like: torch.Tensor) -> None:
     """Put a tensor in the place of another, under all its names."""
     if isinstance(like, nn.Parameter):
-        # A new Parameter is trainable by default; frozen ones must stay frozen.
-        value = nn.Parameter(value, requires_grad=like.requires_grad)
+        value = new_parameter(value, like=like)
     for name in names:
         owner, _, key = name.rpartition(".")
         setattr(model.get_submodule(owner), key, value)

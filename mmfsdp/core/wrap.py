@@ -25,6 +25,7 @@ from .inference import reshard_without_gradients, serve_generate
 from .lint import frozen_later, lint, model_changed
 from .model_record import note_plan
 from .names import ancestors, plain_name
+from .parameters import attributes_by_name, keep_attributes
 from .plan import Unit, WrapPlan, stop_at_errors
 from .precision import cast_inputs
 from .recompute import checkpoint_activations, in_backward
@@ -78,6 +79,7 @@ def apply_plan(
     checkpoint_activations(model, plan.fsdp)
 
     # 3. Wrap.
+    attributes = attributes_by_name(model)
     fill = partial(materialize, model, weights or {}, device, progress)  # {}: nothing is on the meta device
     if plan.backend is Backend.DDP:
         fill([""])
@@ -86,6 +88,8 @@ def apply_plan(
         replicated = replicate_frozen(model, plan, device=device, fill=fill)
         wrap = wrap_fsdp1 if plan.backend is Backend.FSDP1 else wrap_fsdp2
         wrapped = wrap(model, plan, device=device, mesh=mesh, replicated=replicated, fill=fill)
+    if plan.backend is Backend.FSDP2:
+        keep_attributes(wrapped, attributes)
     reshard_without_gradients(wrapped)
     serve_generate(wrapped, model, plan, device)
     refuse_changes(wrapped, model, plan)

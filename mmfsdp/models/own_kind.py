@@ -25,6 +25,7 @@ from ..core.fake_tensors import RealValues, copy_inputs, fake_mode, fake_model
 from ..core.lint import WRAPPERS
 from ..core.micro_batch import check_loss, is_scalar_loss, loss_of
 from ..core.names import named_tensors
+from ..core.parameters import new_parameter
 from ..core.precision import cast_to_weights
 from ..data.own_processor import FIELD, OwnProcessor, check_pickles
 from ..data.own_random import own_random
@@ -66,7 +67,7 @@ class OwnKind(Kind):
         key = json.dumps([params.build, params.lora_rank, params.lora_targets])
         if meta and dist.is_initialized() and key in _on_meta:  # a rank has built it already, and runs one code only
             model, processor = _on_meta[key]
-            return Built(copy.deepcopy(model), processor, None)
+            return Built(without_weights(model), processor, None)
         why = ""
         if not meta:
             model, processor = checked(params, call_own(FIELD, params.build))
@@ -172,7 +173,7 @@ def without_weights(model: nn.Module) -> nn.Module:
     for _, tensor in named_tensors(model):
         on_meta = tensor.detach().to("meta")
         if isinstance(tensor, nn.Parameter):
-            on_meta = nn.Parameter(on_meta, requires_grad=tensor.requires_grad)
+            on_meta = new_parameter(on_meta, like=tensor)
         memo[id(tensor)] = on_meta
     with own_errors(FIELD, f"a copy of the {type(model).__name__}, for its plan, raised"):
         return copy.deepcopy(model, memo)

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from ..core.fake_tensors import ASK_DEVICE, CPU, RealValues, aten, copy_inputs, fake_mode, fake_model, tensors_of
 from ..core.micro_batch import is_scalar_loss, loss_of
+from ..core.parameters import new_parameter
 from ..core.plan import MemoryEvent, Unit, UnitKind, WrapPlan
 from ..core.precision import cast_inputs
 from ..core.quantize import quantize_model
@@ -345,7 +346,7 @@ def quantized_copy(model: nn.Module, fsdp: FSDPParams) -> nn.Module:
         return model
     memo: dict[int, Any] = {}  # deepcopy puts these in the place of the originals
     for p in model.parameters():
-        memo[id(p)] = nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad)
+        memo[id(p)] = new_parameter(p.detach().to("meta"), like=p)
     meta = copy.deepcopy(model, memo)
     quantize_model(meta, fsdp)
     return meta

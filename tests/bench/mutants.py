@@ -81,6 +81,7 @@ REAL_TESTS = {
     "mmfsdp/core/names.py": ["tests/core/test_wrap.py"],
     "mmfsdp/core/nf4.py": ["tests/core/test_quantize.py", "tests/core/test_wrap.py"],
     "mmfsdp/core/nf4_kernel.py": ["tests/core/test_quantize.py"],
+    "mmfsdp/core/parameters.py": ["tests/core/test_parameters.py"],
     "mmfsdp/core/plan.py": ["tests/core/test_random_trees.py", "tests/train/test_measure.py"],
     "mmfsdp/core/planner.py": ["tests/core/test_random_trees.py", "tests/core/test_wrap.py"],
     "mmfsdp/core/fake_tensors.py": ["tests/core/test_random_trees.py", "tests/core/test_wrap.py"],
