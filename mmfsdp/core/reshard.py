@@ -47,7 +47,7 @@ def reshard(model: nn.Module, *, order_length: int = 0) -> None:
                 fsdp1._reshard(module, handle, True)
 
 
-def in_forward(module: nn.Module) -> bool:
+def in_forward(module: nn.Module | FSDPModule) -> bool:
     """Return True if a forward has entered this unit and not left it."""
     if isinstance(module, FSDPModule):
         return module._get_fsdp_state()._training_state is TrainingState.FORWARD
@@ -175,10 +175,11 @@ def reset_fsdp1(root: FullyShardedDataParallel) -> None:
     for state in root._all_fsdp_states:
         handle = state._handle
         if handle is not None:
-            if hasattr(handle.flat_param, "_saved_grad_shard"):  # reduced, and not yet handed to the optimizer
-                del handle.flat_param._saved_grad_shard
-            handle.flat_param.grad = None
-            handle.flat_param._post_backward_called = False
+            flat: Any = handle.flat_param
+            if hasattr(flat, "_saved_grad_shard"):  # reduced, and not yet handed to the optimizer
+                del flat._saved_grad_shard
+            flat.grad = None
+            flat._post_backward_called = False
     # As at the end of a backward: reshards, removes hooks and sets each state.
     fsdp1._post_backward_final_callback(root, root)
 
