@@ -1,5 +1,6 @@
 """Tiny models of transformers' multimodal architectures, by model type, each with a batch as its processor makes it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,19 @@ FAMILIES: dict[str, Family] = {}
 for family, entry in yaml.safe_load((Path(__file__).parent / "files/families.yaml").read_text()).items():
     if family != "shared":
         FAMILIES[family] = Family(**entry)
+
+
+def thirds(names: Iterable[str], third: int) -> list[Any]:
+    """Return the families as parameters of a test: each third one by the name's place stays in `make test`.
+
+    The others are marked `extended`. Tests that look at all families take another third each (0, 1, 2), so each family
+    is looked at by one of three in `make test`, and by all in `make test-all`.
+    """
+    import pytest  # benches use the families, too, where it may not be installed
+
+    order = sorted(FAMILIES)
+    kept = [name for name in names if order.index(name) % 3 == third]
+    return [name if name in kept else pytest.param(name, marks=pytest.mark.extended) for name in names]
 
 
 def build(name: str, *, lora: bool = False, device: str = "cpu") -> nn.Module:

@@ -23,6 +23,7 @@ from mmfsdp.train.optimizer import build_optimizer
 from mmfsdp.train.prepare import preview
 from tests import families
 from tests.bench import waits
+from tests.families import thirds
 from tests.models.test_from_transformers import ONE, TEXT, TURNS
 from tests.tiny_vlms import save_vlm
 
@@ -163,7 +164,7 @@ def test_a_step_on_a_gpu_reads_nothing_in_the_layers(chat, recompute, monkeypatc
 STORED = json.loads(waits.STORED.read_text())
 
 
-@pytest.mark.parametrize("name", waits.trained_families())
+@pytest.mark.parametrize("name", thirds(waits.trained_families(), 1))
 def test_the_page_lists_what_transformers_reads(name):
     """`python -m tests.bench.waits` writes the list anew. Tensors on two devices are refused, as on a GPU."""
     found, on_gpu, on_cpu = waits.forward(name)

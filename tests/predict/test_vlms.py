@@ -15,7 +15,7 @@ from mmfsdp.core.plan import WrapPlan
 from mmfsdp.params import FSDPParams, TrainParams
 from mmfsdp.predict import estimate
 from tests.bench.peaks import measure_plans
-from tests.families import FAMILIES, Inputs, build
+from tests.families import FAMILIES, Inputs, build, thirds
 from tests.parity import check_ranks, two_steps
 from tests.ranks import on_ranks
 
@@ -34,7 +34,7 @@ WAYS: dict[str, dict[str, Any]] = {
 TRAINED = ("plain", "lora")
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - REFUSED.keys()))
+@pytest.mark.parametrize("name", thirds(sorted(FAMILIES.keys() - REFUSED.keys()), 2))
 def test_a_family_is_planned_with_an_example(name):
     model = build(name, device="meta")
     plan = make_plan(model, FSDPParams(), world_size=8, example=Inputs(name).inputs())
