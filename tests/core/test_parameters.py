@@ -6,6 +6,7 @@ import pytest
 import torch
 from ranks import on_ranks
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 from torch.optim import SGD
 
 from mmfsdp.core.make_plan import make_plan, wrap_fsdp
@@ -51,6 +52,34 @@ class Words(nn.Module):
         x = self.table(ids)
         for layer in self.layers:
             self.scales.append(getattr(layer.up.weight, "scale", 0.0))
+            x = layer(x)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+class Halved(nn.Module):
+    """A parametrization of a weight."""
+
+    def forward(self, weight):
+        return 0.5 * weight + 0.1
+
+
+class Parametrized(nn.Module):
+    """A frozen layer and two that train; the weights of all are computed from other parameters."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(9, 8)
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+        self.head = nn.Linear(8, 9)
+        parametrizations.weight_norm(self.layers[1].up)
+        for layer in (self.layers[0], self.layers[2]):
+            parametrize.register_parametrization(layer.up, "weight", Halved())
+        self.layers[0].requires_grad_(False)
+
+    def forward(self, ids, labels):
+        x = self.table(ids)
+        for layer in self.layers:
             x = layer(x)
         return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
 
@@ -125,6 +154,9 @@ def parameter_objects() -> dict:
             inner = getattr(model, "module", model)
             attributes = [getattr(p, "scale", 0.0) for name, p in model.named_parameters() if "up.weight" in name]
             found[f"attributes, {way}, {on_meta}"] = attributes, inner.scales[-2:]
+    for way in WAYS:
+        model = wrap_fsdp(Parametrized(), FSDPParams(**WAYS[way]), example=inputs_of(0))
+        found[f"parametrized, {way}"] = steps(model, ranks)
     found["later"] = warnings_of_later_hooks()
     return found
 
@@ -159,6 +191,15 @@ def test_a_hook_that_protects_rows_does_so_where_each_rank_has_the_whole_table(t
         assert losses_of_rank == pytest.approx(losses, rel=1e-5)
         assert table[:OLD_ROWS] == before[:OLD_ROWS].tolist()
         assert table[OLD_ROWS:] != before[OLD_ROWS:].tolist()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("way", WAYS)
+def test_parametrized_weights_train_as_in_one_process(two_ranks, way):
+    losses = steps(Parametrized(), list(range(RANKS)))
+    tolerance = 0.02 if "bf16" in way else 1e-5
+    for rank in two_ranks:
+        assert rank[f"parametrized, {way}"] == pytest.approx(losses, rel=tolerance)
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way not in WHOLE])
