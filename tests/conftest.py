@@ -34,6 +34,23 @@ def pytest_make_collect_report(collector):
     return _fail_if_skipped((yield))
 
 
+def pytest_configure(config):
+    if os.environ.get("CI") and "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(TellFailures(config))
+
+
+class TellFailures:
+    """Prints each failure at once: a run that is ended from outside never comes to its summary."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+            reporter.write_line(f"\n{report.nodeid} ({report.when}) failed:\n{report.longreprtext[-2000:]}")
+
+
 processes.note_processes()
 STARTING_FIXTURES: set[tuple[str, str]] = set()
 """Fixtures that have started processes: where they are defined, and their names."""
@@ -152,6 +169,41 @@ def key(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield
+
+
+WITHOUT_WARM = [*WAITING_FOLDERS, "bench"]
+"""Folders whose real tests launch no local run from this process."""
+
+
+@pytest.fixture(scope="session")
+def warm_process(cache, key):
+    """The process that forks the local runs of all tests, so that torch is imported once for them.
+
+    A run whose test changes the environment starts as any other.
+    """
+    from mmfsdp.run import start, warm
+
+    process = warm.start_warm()
+    start_in_warm = start.start_in_warm
+
+    def noted(words, **options):
+        processes.note(f"by the warm process: {words}")
+        return start_in_warm(words, **options)
+
+    start.start_in_warm = noted
+    yield process
+    start.start_in_warm = start_in_warm
+    if process is not None:
+        process.communicate()  # its stdin is closed, by which it ends
+
+
+@pytest.fixture(autouse=True)
+def _warm(request):
+    """Start the warm process at the first test that may launch a run."""
+    if is_real(request.node) and request.node.path.parent.name not in WITHOUT_WARM:
+        before = list(processes.started)
+        request.getfixturevalue("warm_process")
+        processes.started[:] = before  # not by this test
 
 
 @pytest.fixture

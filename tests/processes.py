@@ -33,14 +33,19 @@ def refuse(exception: Callable[[str], BaseException] | None) -> None:
     _refusal = exception
 
 
+def note(what: str) -> None:
+    """Note a process that is about to be started for this one. Raises where processes are refused."""
+    started.append(what)
+    if _refusal:
+        raise _refusal(what)
+
+
 def _noting(start: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(start)
     def noted_start(self: Any, *args: Any, **kwargs: Any) -> None:
         command = kwargs.get("args", args[0] if args else self)
         if not _does_not_count(command):
-            started.append(str(command))
-            if _refusal:
-                raise _refusal(str(command))
+            note(str(command))
         start(self, *args, **kwargs)
 
     return noted_start

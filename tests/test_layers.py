@@ -19,10 +19,10 @@ ROOMS = (
 NO_TORCH = ("params", "hangs", "run", "site_check", "widgets", "cli")
 """Rooms that a person imports in a notebook or terminal: they start in well under a second."""
 LATE = {("core", "predict"), ("run", "train"), ("models", "compat"), ("models", "shapes"), ("run", "shapes")}
-LATE |= {("bench", "widgets")}
+LATE |= {("bench", "widgets"), ("run", "models")}
 """Upward imports, inside a function: make_plan searches AUTO and counts activations, and a plan prints itself; a run is
 prepared before it starts; Flamingo.wrap_fsdp is OpenFlamingo's; a backbone to pretrain has a tokenizer before
-that; a bench draws plans."""
+that; a bench draws plans; a process imports a run's model before its ranks are forked."""
 NEVER = {("checkpoint", "predict"), ("widgets", "compat"), ("widgets", "bench"), ("widgets", "checks")}
 """Downward imports that no file needs."""
 

@@ -83,6 +83,19 @@ def short_stacks(text: str) -> str:
     return "\n".join(lines)
 
 
+def without_callers(text: str) -> str:
+    """Return a process's text without the frames that lead to `run_rank`: all ranks have them."""
+    lines: list[str] = []
+    outside = False
+    for line in text.splitlines(keepends=True):
+        frame = _FRAME.match(line.rstrip())
+        if frame and outside:
+            continue
+        outside = frame is not None and frame[3] == "run_rank" and is_of_package(frame[1])
+        lines.append(line)
+    return "".join(lines)
+
+
 def waits_for_workers(frames: list[Frame]) -> bool:
     """Return True if a rank waits for its data workers."""
     return any(DATA_LOADER.search(frame.file) and "get_data" in frame.function for frame in frames)

@@ -2,6 +2,7 @@
 
 `... FOLDER watchdog PID`: watch the job of rank 0, process PID. `... FOLDER asker PID`: ask the ranks of this node, of
 which PID is one, when they hang. `... FOLDER sweep`: start the runs of a sweep.
+`... FOLDER ranks`: start the ranks of a local run as forks of this process.
 `... FOLDER replay SPEED RECORDING`: play a recording.
 `... FOLDER backbones`: pretrain the backbones of a run. `... FOLDER track KIND ...`: hand the metrics of a run, or of a
 sweep's runs, to trackers.
@@ -18,6 +19,10 @@ if role == "watchdog":
     from .hang import watch_job
 
     watch_job(folder, rank0_pid=int(sys.argv[3]))
+elif role == "ranks":
+    from .forked_ranks import fork_ranks
+
+    fork_ranks(folder)
 elif role == "asker":
     from .ask_ranks import wait_for_request
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from ..hangs.stacks import without_callers
 from ..params import TrackerKind
 from ..params.base import MAX_YAML_BYTES, ParamError, read_yaml, without_controls
 
@@ -50,6 +51,8 @@ NUMBER = (int, float)
 Types = Mapping[str, type | tuple[type, ...]]
 """The type of each key that a reader knows."""
 
+CALLERS_BYTES = 20_000
+"""Bytes that the frames which lead to a rank's call may take in its log."""
 EVENT_KINDS = ("saved", "drill", "preempted", "requeued", "resumed", "failed")
 
 
@@ -245,13 +248,18 @@ def log_paths(folder: PathLike) -> list[tuple[int, Path]]:
 
 
 def last_log_lines(folder: PathLike, rank: int, *, size: int = 4000) -> str:
-    """Return the last `size` bytes that a rank has written, from the start of a line; empty if there are none."""
+    """Return the last `size` bytes that a rank has written, from the start of a line; empty if there are none.
+
+    Stacks are without the frames that lead to the rank's call, of which there may be dozens.
+    """
     paths = [path for number, path in log_paths(folder) if number == rank]
     if not paths:
         return ""
     log = GrowingFile(paths[-1])
-    text = without_controls(log.read(size, newest=True).decode("utf-8", "replace"))
-    return text.partition("\n")[2] if log.skipped and "\n" in text else text
+    text = without_callers(without_controls(log.read(size + CALLERS_BYTES, newest=True).decode("utf-8", "replace")))
+    is_cut = log.skipped or len(text) > size
+    text = text[-size:]
+    return text.partition("\n")[2] if is_cut and "\n" in text else text
 
 
 def last_line(path: PathLike) -> str:

@@ -103,6 +103,7 @@ def print_stacks_on(number: signal.Signals) -> None:
     without the lock, and reads the frames of threads that run on meanwhile, which at times is a segmentation fault.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    signal.signal(number, signal.SIG_DFL)  # the supervisor ignores it, which its ranks inherit
     file = sys.stderr  # the log; a person's code may put something else in its place
 
     def print_each_time() -> None:

@@ -41,6 +41,7 @@ from .record import (
 from .site import settled, time_limit
 from .state import SWEEP_FILE, is_run, run_state
 from .trust import code_digest, params_digest, trust_run
+from .warm import start_in_warm
 
 if TYPE_CHECKING:
     from ..core.plan import Finding, WrapPlan
@@ -227,11 +228,22 @@ def start_in(folder: Path, params: RunParams, entry: str, *, pretrain: bool | No
     write_text(folder / "params.yaml", params.to_yaml())
     identity = uuid.uuid4().hex
     environment = os.environ | {RUN_VARIABLE: identity, FOLDER_VARIABLE: str(folder)}
-    process = start_detached(folder, "start", log=folder / "logs" / "supervisor.log", environment=environment)
-    record = make_record(params, entry, identity=identity, pid=process.pid, folder=folder)
+    pid = start_supervisor(folder, params, environment)
+    record = make_record(params, entry, identity=identity, pid=pid, folder=folder)
     replace(record, pretrains=pretrain).write(folder)
     trust_run(folder)  # also where there is no key to show later who started it
     start_trackers(folder, params)
+
+
+def start_supervisor(folder: Path, params: RunParams, environment: dict[str, str]) -> int:
+    """Start the process that takes care of a run, by a warm process if one is there and fits. Return its pid."""
+    log = folder / "logs" / "supervisor.log"
+    if params.launch.executor is Executor.LOCAL:
+        with open_own(log, "ab") as file:
+            pid = start_in_warm([str(folder), "start"], log=file.fileno(), environment=environment)
+        if pid is not None:
+            return pid
+    return start_detached(folder, "start", log=log, environment=environment).pid
 
 
 def start_trackers(folder: Path, params: RunParams) -> None:

@@ -22,6 +22,7 @@ from .ask_ranks import prepare_sockets
 from .causes import MEMORY
 from .error_kinds import kind_of
 from .folder import add_event, last_bytes, last_log_lines, last_row
+from .forked_ranks import ForkedRanks, are_forked
 from .hang import HangDetector
 from .local import LOOPBACK, is_same_process, oom_kills, stop_processes
 from .named_hang import with_cause
@@ -222,7 +223,7 @@ def submit_local(folder: Path, record: RunRecord) -> Any:
         set_interface(loopback)  # a laptop's network may come and go
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         os.environ[VISIBLE_DEVICES] = os.environ["CUDA_VISIBLE_DEVICES"]
-    executor = submitit.AutoExecutor(folder=folder / "logs", cluster="local")
+    executor = ForkedRanks(folder) if are_forked(record) else submitit.LocalExecutor(folder / "logs")
     executor.update_parameters(
         nodes=1,
         tasks_per_node=record.ranks,
