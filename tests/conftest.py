@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["MMFSDP_ENTRIES"] = "tests.launch_entries,tests.fault_entries,tests.hang_entries"
 """Modules with functions that ranks of tests may call, beside the package's own; they find them by PYTHONPATH."""
+os.environ["MMFSDP_WARM"] = "0"  # pages start no process beside those of the test; the runs of all tests share one
 os.environ["PYTHONPATH"] = f"{Path(__file__).resolve().parent.parent}:{os.environ.get('PYTHONPATH', '')}"
 
 

@@ -1,7 +1,7 @@
 """The run room: start the ranks of a run, watch them, and know the state of a run from any process. Imports no torch.
 
 `launch` -> a supervisor in a session of its own (or the process that submits a Slurm job) -> submitit -> one process
-per rank, each calling the entry function with the run folder.
+per rank, each calling the entry function with the run folder. Local ranks on the CPU are forks of one process.
 
 The run folder is the database. Every file in it but events.jsonl has one writer:
 
@@ -26,8 +26,8 @@ Read in this order:
 
 1. folder, record: the files above, and the records in them.
 2. launch, start, placement, own_code, trust: from a person's call to a started run.
-3. supervisor and local, or slurm and never_starts: who starts the ranks and watches them, once the backbones are there
-   (pretraining); hang: the rank that hangs.
+3. supervisor and local, with fork, forked_ranks and warm, or slurm and never_starts: who starts the ranks and watches
+   them, once the backbones are there (pretraining); hang: the rank that hangs.
 4. rank, preempt: what each rank does before and around the entry function.
 5. state, slurm_state, slurm_log: the state of a run, from any process; stages, progress: how far it is; causes,
    error_kinds, trouble: what is wrong, and what to do.

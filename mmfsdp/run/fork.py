@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+WARM = "mmfsdp.run.warm"
+"""The module that runs as the warm process."""
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
@@ -47,6 +49,13 @@ def may_fork() -> bool:
     in a fork (Python's documentation of multiprocessing, "Contexts and start methods").
     """
     return sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1
+
+
+def forked_from() -> str:
+    """Return of what this process is a fork, as rank logs tell it; "" if it is a Python of its own."""
+    if multiprocessing.parent_process() is None:
+        return ""
+    return "a fork of the warm process" if WARM in sys.orig_argv else "a fork of the process that imports for all ranks"
 
 
 @contextmanager

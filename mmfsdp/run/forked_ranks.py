@@ -20,12 +20,12 @@ from submitit.core.submission import process_job
 from submitit.core.utils import JobPaths
 from submitit.local.local import LocalJob
 
-from ..params import RunParams
+from ..params import Device, RunParams
 from ..params.own import own_fields
 from .folder import open_own
 from .fork import Fork, fork, may_fork, set_output, without_threads
 from .hang import Heartbeat
-from .placement import has_driver
+from .placement import is_on_cpu
 from .rank_imports import rank_imports
 from .record import SITE_CHECK, TRAININGS, RunRecord
 
@@ -36,7 +36,7 @@ CALL_TIMEOUT_S = 60.0
 
 def are_forked(record: RunRecord) -> bool:
     """Return True if the ranks of this local run are forks: on Linux, where they use no GPU."""
-    return sys.platform == "linux" and (record.device == "cpu" or not has_driver())
+    return sys.platform == "linux" and is_on_cpu(Device(record.device))
 
 
 class ForkedRanks(LocalExecutor):

@@ -42,6 +42,11 @@ def has_driver() -> bool:
     return any(os.path.exists(file) for file in DRIVER_FILES)
 
 
+def is_on_cpu(device: Device) -> bool:
+    """Return True if a run with this `train.device` uses no GPU here, whatever torch may see."""
+    return device is Device.CPU or not has_driver()
+
+
 def with_ranks(params: RunParams) -> RunParams:
     """Return the parameters with a number of ranks: the one that is set, else one for each GPU, else 2.
 

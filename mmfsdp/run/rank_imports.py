@@ -15,9 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..params import BackboneParams, BackboneSource, Device, ModelKind, RunParams
+from ..params import BackboneParams, BackboneSource, ModelKind, RunParams
 from ..params.own import own_fields
-from .placement import has_driver
+from .placement import is_on_cpu
 
 
 @contextmanager
@@ -61,8 +61,7 @@ def unused_packages(params: RunParams) -> list[str]:
         unused.append("accelerate")  # imported by transformers; of what a rank calls, only peft needs it
     if model.kind in (ModelKind.FLAMINGO, ModelKind.MULTIMODAL) and is_without_timm(model.vision):
         unused.append("timm")  # imported by open_clip
-    on_cpu = params.train.device is Device.CPU or not has_driver()
-    if on_cpu and not params.fsdp.compile_units:
+    if is_on_cpu(params.train.device) and not params.fsdp.compile_units:
         unused.append("triton")  # imported by torch._dynamo, which torch's optimizers and DTensor import
     return unused
 

@@ -28,8 +28,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .fork import fork, may_fork, set_output, without_threads
+from ..params import Executor, RunParams
+from .fork import WARM, fork, may_fork, set_output, without_threads
 from .local import FOLDER_VARIABLE, RUN_VARIABLE
+from .placement import is_on_cpu
 
 IDLE_S = 600.0
 """Seconds without a request after which a warm process ends."""
@@ -40,6 +42,7 @@ STARTER_POLL_S = 2.0
 MAX_REQUEST_BYTES = 4_000_000
 MAX_SOCKET_PATH = 100
 """Bytes that the path of a socket may have; Linux takes 108 (man 7 unix)."""
+SWITCH = "MMFSDP_WARM"
 ROOM = "MMFSDP_ROOM"
 """Variable that makes room in the environment of a warm process, where each fork says of which run it is."""
 ROOM_BYTES = 6000
@@ -79,7 +82,11 @@ def start_in_warm(words: list[str], *, log: int, environment: dict[str, str]) ->
     with suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as connection:
         request = {"words": words, "environment": environment, "folder": os.getcwd(), "umask": _umask()}
         connection.settimeout(ANSWER_S)
-        connection.connect(str(path))
+        try:
+            connection.connect(str(path))
+        except ConnectionRefusedError:  # it was killed
+            path.unlink()
+            return None
         if _peer(connection) != os.getuid():
             return None
         content = json.dumps(request).encode()
@@ -90,24 +97,38 @@ def start_in_warm(words: list[str], *, log: int, environment: dict[str, str]) ->
     return None
 
 
-def start_warm(environment: dict[str, str] | None = None) -> subprocess.Popen[bytes] | None:
-    """Start a warm process for launches from this process, unless one is there; return it.
+def warm_up(params: RunParams) -> None:
+    """Start a warm process for a launch of these parameters from this process, if it would use one.
 
-    It ends when this process does. None where runs are never forked, and where one is there.
+    Not where the environment variable MMFSDP_WARM is 0.
     """
-    environment = dict(os.environ) if environment is None else environment
-    path = socket_path(environment)
-    if path is None or path.exists():
+    if os.environ.get(SWITCH) == "0":
+        return
+    if params.launch.executor is Executor.LOCAL and is_on_cpu(params.train.device):
+        start_warm()
+
+
+_started: dict[Path, subprocess.Popen[bytes]] = {}
+"""The warm processes that this process has started, by their sockets."""
+
+
+def start_warm() -> subprocess.Popen[bytes] | None:
+    """Start a warm process for launches from this process, unless one is there or starts already; return it.
+
+    It ends when this process does. None where runs are never forked, and where nothing was started.
+    """
+    path = socket_path(dict(os.environ))
+    if path is None or path.exists() or (path in _started and _started[path].poll() is None):
         return None
-    room = {ROOM: "x" * ROOM_BYTES}
-    return subprocess.Popen(
-        [sys.executable, "-m", "mmfsdp.run.warm", str(path)],
+    _started[path] = subprocess.Popen(
+        [sys.executable, "-m", WARM, str(path)],
         stdin=subprocess.PIPE,  # whose end tells it that this process is gone
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env=environment | room,
+        env=os.environ | {ROOM: "x" * ROOM_BYTES},
         start_new_session=True,
     )
+    return _started[path]
 
 
 def socket_path(environment: dict[str, str]) -> Path | None:

@@ -30,6 +30,7 @@ from ..models.kinds import kind_of
 from ..models.weight_files import Weights
 from ..params import Device, Executor, ParamError, RunParams
 from ..run.folder import read_json, write_json
+from ..run.fork import forked_from
 from ..run.hang import Heartbeat
 from ..run.placement import place_of, too_few_gpus
 from ..run.preempt import Preempted
@@ -109,7 +110,7 @@ def process_group(params: RunParams) -> Iterator[torch.device]:
         print(place)
         if device.type == "cuda" and torch.cuda.device_count() < int(os.environ["LOCAL_WORLD_SIZE"]):
             print(f"rank 0 sees {torch.cuda.device_count()} of the GPUs of its node: {HIDDEN_GPUS}")
-    where = f"{device}, process {os.getpid()} on {socket.gethostname()}"
+    where = ", ".join(filter(None, (f"{device}, process {os.getpid()} on {socket.gethostname()}", forked_from())))
     print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {where}")
     try:
         yield device

@@ -15,6 +15,7 @@ from ..params.numbers import count
 from ..run.handle import Run
 from ..run.record import RunState
 from ..run.state import is_run
+from ..run.warm import warm_up
 from .cell import CellWidget
 from .check_button import CheckButton
 from .choices import DEFAULT_MACHINE, Choices
@@ -196,6 +197,8 @@ class Cockpit(CellWidget):
                 self._figures.value = note("planning…", role="status")
             else:
                 self._draw_plan(planned, self._pinned)
+            if planned is not None and planned.params == self.params and not (planned.counting or self._planner.busy):
+                warm_up(self.params)  # while the person still chooses
 
     def _draw_plan(self, planned: PlannedRun, pinned: PlannedRun | None) -> None:
         plan = planned.plan

@@ -1,0 +1,219 @@
+"""Forks of a process are processes of their own; the ranks of a run are forks, of a warm process if one is there."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from tiny_run import tiny_run
+
+from mmfsdp import launch
+from mmfsdp.params import LaunchParams, RunParams
+from mmfsdp.run import warm
+from mmfsdp.run.folder import read_metrics
+from mmfsdp.run.local import belongs_to, process_start, processes_of
+from mmfsdp.run.record import rank_status
+from tests.processes import in_fresh_python
+from tests.waiting import light, runs_of, until
+
+FORKED = """
+import atexit, json, os, random, signal, sys, threading, time
+from pathlib import Path
+import numpy
+from mmfsdp.run.fork import fork, may_fork, set_output
+
+assert may_fork()
+signal.signal(signal.SIGTERM, lambda number, frame: print("the parent's handler"))
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+atexit.register(print, "at exit", flush=True)
+
+def work(folder, way):
+    set_output(folder / f"{way}.log")
+    values = {"signals": [str(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]}
+    values["random"] = [random.random(), numpy.random.rand()]
+    values["name"] = __import__("multiprocessing").current_process().name
+    print(json.dumps(values))
+    print("not flushed", end="")
+    print("an error", file=sys.stderr)
+    if way == "raises":
+        raise ValueError("planted")
+    if way == "exits":
+        raise SystemExit(3)
+    if way == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    threading.Thread(target=lambda: (time.sleep(0.3), print("thread ended"))).start()
+
+folder = Path(sys.argv[1])
+for way in ("ends", "raises", "exits", "is killed"):
+    child = fork(lambda: work(folder, way))
+    while child.poll() is None:
+        time.sleep(0.01)
+    (folder / f"{way}.code").write_text(str(child.poll()))
+"""
+
+
+@pytest.mark.real
+def test_a_fork_begins_and_ends_as_a_new_python_does(tmp_path):
+    subprocess.run([sys.executable, "-c", FORKED, tmp_path], check=True, capture_output=True)
+    codes = {path.stem: int(path.read_text()) for path in tmp_path.glob("*.code")}
+    assert codes == {"ends": 0, "raises": 1, "exits": 3, "is killed": -signal.SIGKILL}
+    logs = {way: (tmp_path / f"{way}.log").read_text() for way in codes}
+    values = {way: json.loads(log.splitlines()[0]) for way, log in logs.items()}
+    for value in values.values():
+        assert value["signals"] == ["Handlers.SIG_DFL", "<built-in function default_int_handler>", "Handlers.SIG_IGN"]
+        assert value["name"] == "MainProcess"
+    for number in range(2):
+        assert len({value["random"][number] for value in values.values()}) == len(values)
+    assert logs["ends"].endswith("not flushedan error\nthread ended\nat exit\n")
+    assert "ValueError: planted" in logs["raises"] and logs["raises"].endswith("at exit\n")
+    assert logs["exits"].endswith("an error\nat exit\n") and logs["is killed"].endswith("an error\n")
+
+
+def test_a_process_with_threads_is_not_forked():
+    code = """
+import threading
+from mmfsdp.run.fork import may_fork
+before, end = may_fork(), threading.Event()
+thread = threading.Thread(target=end.wait)
+thread.start()
+print(before, may_fork())
+end.set()
+thread.join()
+"""
+    assert in_fresh_python(code) == "True False\n"
+
+
+@pytest.fixture
+def ways(tmp_path, monkeypatch, warm_process):
+    """Three runs of the same parameters: by the warm process, by one that imports for all, by a Python for each."""
+    runs = {"warm": launch(tiny_run(tmp_path, **{"launch.name": "warm"}), tell=lambda finding: None)}
+    monkeypatch.setenv("NO_WARM_PROCESS_HAS_THIS", "1")
+    runs["forks"] = launch(tiny_run(tmp_path, **{"launch.name": "forks"}), tell=lambda finding: None)
+    (tmp_path / "threads").mkdir()
+    # A module that Python imports at its start, as some profilers have it.
+    thread = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
+    (tmp_path / "threads/sitecustomize.py").write_text(thread)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'threads'}:{os.environ['PYTHONPATH']}")
+    runs["pythons"] = launch(tiny_run(tmp_path, **{"launch.name": "pythons"}), tell=lambda finding: None)
+    return runs
+
+
+@pytest.mark.real
+def test_each_way_to_start_ranks_trains_the_same_and_says_whose_its_processes_are(ways, warm_process):
+    parents = {}
+    words_of = {
+        "warm": "fork of the warm process",
+        "forks": "fork of the process that imports",
+        "pythons": "rank 0 of 2",
+    }
+    for way, run in ways.items():
+        until(lambda run=run: all(rank_status(run.path, rank) for rank in range(2)))
+        ranks = [psutil.Process(rank_status(run.path, rank)["pid"]) for rank in range(2)]
+        assert all(belongs_to(rank, run.record, run.path) for rank in ranks), way
+        # supervisor, who starts the ranks, the ranks
+        assert {run.record.pid, *(rank.pid for rank in ranks)} <= {p.pid for p in processes_of(run.record, run.path)}
+        assert os.getsid(ranks[0].pid) == run.record.pid != os.getsid(0)
+        assert words_of[way] in run.logs(0), way
+        parents[way] = [ranks[0].parent().cmdline(), ranks[0].cmdline()]
+    assert parents["warm"][0] == parents["warm"][1] == psutil.Process(warm_process.pid).cmdline()
+    assert parents["forks"][0] == parents["forks"][1] and parents["forks"][1][-1] == "ranks"
+    assert "submitit.core._submit" in parents["pythons"][1]
+    losses = {}
+    for way, run in ways.items():
+        assert str(run.wait(240)) == "COMPLETED, step 6 of 6", way
+        losses[way] = [row["loss"] for row in read_metrics(run.path)]
+    assert losses["warm"] == losses["forks"] == losses["pythons"]
+
+
+@pytest.mark.real
+def test_a_run_by_a_warm_process_outlives_it_and_is_cancelled_from_another_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("ANOTHER_WARM_PROCESS", "1")
+    process = warm.start_warm()
+    path = warm.socket_path(dict(os.environ))
+    assert warm.start_warm() is None, "one for each environment"
+    until(path.exists)
+    with runs_of(light(tmp_path)) as start:
+        run = start("busy")
+        until(lambda: run.state().step > 1)
+        supervisor = psutil.Process(run.record.pid)
+        assert supervisor.ppid() == process.pid
+        process.stdin.close()
+        process.wait(60)
+        assert not path.exists()
+        step = run.state().step
+        until(lambda: run.state().step > step)
+        code = f"from mmfsdp import Run; print(Run.open({str(run.path)!r}).cancel())"
+        cancelled = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert cancelled.stdout.startswith("CANCELLED"), cancelled
+        until(lambda: not processes_of(run.record, run.path))
+
+
+@pytest.mark.real
+def test_what_a_warm_process_is_asked_wrongly_or_by_nobody_it_survives(tmp_path, monkeypatch):
+    monkeypatch.setenv("ANOTHER_WARM_PROCESS", "2")
+    process = warm.start_warm()
+    path = warm.socket_path(dict(os.environ))
+    until(path.exists)
+    with open(tmp_path / "log", "wb") as log:
+        for content, files in ((b"", []), (b"\0\0\0\1", []), (b"\0\0\0\2{]", [log.fileno()]), (b"\xff" * 4, [0])):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(str(path))
+                socket.send_fds(connection, [content or b"x"], files)
+                connection.shutdown(socket.SHUT_WR)
+                assert connection.recv(100) == b""
+        environment = os.environ | {"MMFSDP_RUN": "none", "MMFSDP_FOLDER": str(tmp_path)}
+        pid = warm.start_in_warm([str(tmp_path), "start"], log=log.fileno(), environment=environment)
+    start = process_start(pid)
+    assert start and psutil.Process(pid).environ()["MMFSDP_FOLDER"] == str(tmp_path)
+    until(lambda: process_start(pid) is None)
+    assert (tmp_path / "log").read_text() == f"{tmp_path} has no run.json for process {pid}\n"
+    process.kill()  # its socket stays
+    process.wait()
+    assert path.exists()
+    assert warm.start_in_warm([str(tmp_path), "start"], log=1, environment=dict(os.environ)) is None
+    assert not path.exists(), "the next one can be started"
+
+
+def test_a_warm_process_serves_only_what_is_as_it_was_at_its_start(tmp_path, monkeypatch):
+    before = warm.key_of(dict(os.environ))
+    for same in ("SHLVL", "PYTEST_CURRENT_TEST", "MMFSDP_CACHE", "TOKENIZERS_PARALLELISM"):
+        assert warm.key_of(os.environ | {same: "other"}) == before, same
+    for other in ("OMP_NUM_THREADS", "HF_HOME", "PYTORCH_ALLOC_CONF", "PATH", "MY_OWN"):
+        assert warm.key_of(os.environ | {other: "other"}) != before, other
+    package = tmp_path / "mmfsdp"
+    shutil.copytree(Path(warm.__file__).parents[1], package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(warm, "__file__", str(package / "run/warm.py"))
+    copied = warm.key_of(dict(os.environ))
+    with open(package / "core/wrap.py", "a") as file:
+        file.write("# edited\n")
+    assert warm.key_of(dict(os.environ)) != copied
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    path = warm.socket_path(dict(os.environ))
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    path.parent.chmod(0o777)  # somebody else could put a socket there
+    assert warm.socket_path(dict(os.environ)) is None
+    monkeypatch.undo()
+    code = f"import os; os.nice(1)\nfrom mmfsdp.run import warm\nprint(warm.key_of({dict(os.environ)!r}))"
+    assert in_fresh_python(code.replace("os.nice(1)", "os.nice(0)")).strip() == warm.key_of(dict(os.environ))
+    assert in_fresh_python(code).strip() != warm.key_of(dict(os.environ))
+
+
+def test_a_notebook_warms_up_for_local_runs_on_the_cpu_alone(monkeypatch):
+    started = []
+    monkeypatch.setattr(warm, "start_warm", lambda: started.append(True))
+    monkeypatch.setattr("mmfsdp.run.placement.DRIVER_FILES", ("/dev/null",))
+    local, slurm = RunParams(), RunParams(launch=LaunchParams(executor="slurm"))
+    monkeypatch.setenv(warm.SWITCH, "1")
+    for params, wanted in ((local, 0), (local.change(**{"train.device": "cpu"}), 1), (slurm, 0)):
+        started.clear()
+        warm.warm_up(params)
+        assert len(started) == wanted, params
+    monkeypatch.setenv(warm.SWITCH, "0")
+    warm.warm_up(local.change(**{"train.device": "cpu"}))
+    assert len(started) == 0
