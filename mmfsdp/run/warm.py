@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -166,7 +165,6 @@ def files_of_package() -> list[Any]:
     return [files, _installed()]
 
 
-@cache
 def _installed() -> list[tuple[str, int]]:
     """Return when something was last installed into each folder of packages: pip adds a folder for each of them."""
     folders = [entry for entry in sys.path if entry.endswith("site-packages") and os.path.isdir(entry)]
@@ -185,9 +183,9 @@ def place() -> list[Any]:
 
 
 def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+    """Return the umask of this process. `os.umask` would change it for a moment, also for other threads."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("Umask:"))
+    return int(line.split()[1], 8)
 
 
 def _peer(connection: socket.socket) -> int:
