@@ -93,6 +93,11 @@ def _as_own_process(work: Callable[[], object]) -> None:
         sys.modules["numpy"].random.seed()  # Python's own generator does this by itself
     try:
         work()
+    except SystemExit:
+        raise
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        raise SystemExit(1) from None
     finally:
         for thread in threading.enumerate():
             if not thread.daemon and thread is not threading.current_thread():

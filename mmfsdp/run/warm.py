@@ -152,7 +152,7 @@ def key_of(environment: dict[str, str]) -> str:
         for name, value in environment.items()
         if name not in OF_THE_CALLER + READ_LATE and not name.startswith(OWN_PREFIX)
     }
-    values = [sys.executable, sys.version, str(sys.flags), sorted(variables.items()), files_of_package(), place()]
+    values = [sys.executable, sys.version, sorted(variables.items()), files_of_package(), place()]
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:24]
 
 
@@ -220,7 +220,7 @@ def serve(path: Path) -> None:
                 continue
             end = time.monotonic() + IDLE_S
             connection, _ = listener.accept()
-            with connection, suppress(OSError, ValueError, KeyError, TypeError):
+            with connection, suppress(Exception):  # whatever is sent: the next launch needs this process
                 answer(connection, listener)
     finally:
         with suppress(OSError):
