@@ -29,6 +29,7 @@ def read(folder, part):
     return [json.loads(line) for line in (folder / f"{part}.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.extended
 @pytest.mark.real
 def test_what_is_measured_on_a_gpu_runs_here_smaller(tmp_path):
     """As it will be called on a GPU; what is stopped keeps its rows."""
@@ -46,8 +47,15 @@ def test_what_is_measured_on_a_gpu_runs_here_smaller(tmp_path):
     assert "beside OpenFlamingo's" in done.stdout and "on a CPU this only shows that everything runs" in done.stdout
     assert "NOT MET" not in done.stdout
 
+
+@pytest.mark.real
+def test_parts_that_take_too_long_are_stopped_and_the_others_go_on(tmp_path):
+    command = [ROOT / "tests/bench/gpu.sh", tmp_path, "--patience", "5", "--only", "machine"]
+    done = subprocess.run(command, env={**os.environ, "PYTHON": sys.executable}, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout[-5000:] + (tmp_path / "log.txt").read_text()[-5000:]
+    assert read(tmp_path, "machine") and "on a CPU this only shows that everything runs" in done.stdout
+
     # Its limit is over before the first row is there; then the time of all parts together.
-    (tmp_path / "formats.jsonl").unlink()
     short, after = parts.Part("formats", 1, ()), parts.Part("machine", 60, ())
     assert parts.run_worker([short, after], tmp_path, time.monotonic() + 300) == [after]
     assert parts.run_worker([after], tmp_path, time.monotonic() + 0.5) == []
