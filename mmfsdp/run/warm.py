@@ -235,7 +235,7 @@ def starter_is_there() -> bool:
 
 
 def answer(connection: socket.socket, listener: socket.socket) -> None:
-    """Read a request, fork, and tell the pid."""
+    """Read a request, and fork a process that answers with its pid."""
     connection.settimeout(ANSWER_S)
     if _peer(connection) != os.getuid():
         return
@@ -254,18 +254,19 @@ def answer(connection: socket.socket, listener: socket.socket) -> None:
 
         def work() -> None:
             listener.close()
-            connection.close()
-            become(request, descriptors[0])
+            become(request, descriptors[0], connection)
 
-        process = fork(work)
-        connection.sendall(json.dumps({"pid": process.pid}).encode())
+        fork(work)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def become(request: dict[str, Any], log: int) -> None:
-    """Be what the request asks for: a process of its own that runs `python -m mmfsdp.run WORDS`."""
+def become(request: dict[str, Any], log: int, connection: socket.socket) -> None:
+    """Be what the request asks for: a process of its own that runs `python -m mmfsdp.run WORDS`.
+
+    Answers once others can tell whose process this is. Without an answer, a launch starts another one.
+    """
     os.setsid()
     set_output(log)
     os.umask(request["umask"])
@@ -273,6 +274,8 @@ def become(request: dict[str, Any], log: int) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     say_whose(request["environment"])
+    with connection:
+        connection.sendall(json.dumps({"pid": os.getpid()}).encode())
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = request["folder"]  # as `python -m` has it
     sys.argv = ["mmfsdp.run", *request["words"]]

@@ -95,6 +95,7 @@ thread.join()
 @pytest.fixture
 def ways(tmp_path, monkeypatch, warm_process):
     """Three runs of the same parameters: by the warm process, by one that imports for all, by a Python for each."""
+    until(warm.socket_path(dict(os.environ)).exists)
     runs = {"warm": launch(tiny_run(tmp_path, **{"launch.name": "warm"}), tell=lambda finding: None)}
     monkeypatch.setenv("NO_WARM_PROCESS_HAS_THIS", "1")
     runs["forks"] = launch(tiny_run(tmp_path, **{"launch.name": "forks"}), tell=lambda finding: None)
