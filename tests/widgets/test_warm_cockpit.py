@@ -1,0 +1,30 @@
+"""A cockpit starts the warm process once it has planned, and launches from it."""
+
+import os
+
+import pytest
+from tiny_run import tiny_run
+
+from mmfsdp.run import warm
+from mmfsdp.widgets import Cockpit
+from tests.waiting import until
+
+
+@pytest.mark.real
+def test_a_cockpit_launches_from_the_process_that_imports_while_one_chooses(tmp_path, monkeypatch):
+    monkeypatch.setenv(warm.SWITCH, "1")
+    monkeypatch.setenv("A_WARM_PROCESS_OF_ITS_OWN", "1")
+    tiny_run(tmp_path, **{"launch.ranks": 2}).to_yaml(tmp_path / "params.yaml")
+    cockpit = Cockpit(tmp_path / "params.yaml")
+    assert cockpit.plan
+    path = warm.socket_path(dict(os.environ))
+    until(path.exists)
+    cockpit.choose(**{"train.steps": 4})
+    cockpit.launch()
+    assert str(cockpit.wait()) == "COMPLETED, step 4 of 4"
+    assert "a fork of the warm process" in cockpit.run.logs(0)
+    process = warm._started[path]
+    cockpit.close()
+    process.stdin.close()
+    process.wait(60)
+    assert not path.exists()
