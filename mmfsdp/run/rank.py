@@ -36,6 +36,10 @@ from .slurm_state import PREEMPTED_FILE, RESTART_COUNT
 VISIBLE_DEVICES = "MMFSDP_CUDA_VISIBLE_DEVICES"
 """CUDA_VISIBLE_DEVICES of the person who launched; submitit's local executor hides the GPUs."""
 
+SETTLE_S = 3.0
+"""Seconds that a failed rank of a Slurm job waits before it ends. Of ranks that end at once srun does not tell which
+was the first: one that was killed shall be told before those that fail for want of it."""
+
 
 def run_rank(folder: str) -> None:
     """Call the run's entry function as one rank, and report its end in logs/rank<N>.json.
@@ -90,6 +94,8 @@ def run_rank(folder: str) -> None:
         if isinstance(error, OwnCodeError):
             text, lines = str(error), error.traceback or lines
         report(state="failed", error=text[:500], kind=kind_of(error), traceback=lines[-20_000:])
+        if record.executor != "local":
+            time.sleep(SETTLE_S)
         raise
     report(state="done")
 

@@ -185,6 +185,17 @@ def test_what_a_warm_process_is_asked_wrongly_or_by_nobody_it_survives(tmp_path,
     assert not path.exists(), "the next one can be started"
 
 
+@pytest.mark.real
+def test_a_warm_process_ends_when_nobody_has_asked_it_for_long(tmp_path):
+    path = Path(tempfile.mkdtemp()) / "warm.sock"
+    code = f"from mmfsdp.run import warm; warm.IDLE_S = 3; warm.serve(warm.Path({str(path)!r}))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    until(path.exists)
+    assert process.poll() is None
+    assert process.wait(240) == 0 and not path.exists()
+    path.parent.rmdir()
+
+
 def test_a_warm_process_serves_only_what_is_as_it_was_at_its_start(tmp_path, monkeypatch):
     before = warm.key_of(dict(os.environ))
     for same in ("SHLVL", "PYTEST_CURRENT_TEST", "MMFSDP_CACHE", "TOKENIZERS_PARALLELISM"):
