@@ -172,8 +172,8 @@ def key(tmp_path_factory):
         yield
 
 
-WITHOUT_WARM = [*WAITING_FOLDERS, "bench"]
-"""Folders whose real tests launch no local run from this process."""
+LAUNCHING_FOLDERS = ["cli", "run", "train", "widgets"]
+"""Folders whose real tests launch local runs."""
 
 
 @pytest.fixture(scope="session")
@@ -184,7 +184,6 @@ def warm_process(cache, key):
     """
     from mmfsdp.run import start, warm
 
-    process = warm.start_warm()
     start_in_warm = start.start_in_warm
 
     def noted(words, **options):
@@ -192,18 +191,21 @@ def warm_process(cache, key):
         return start_in_warm(words, **options)
 
     start.start_in_warm = noted
-    yield process
+    yield
     start.start_in_warm = start_in_warm
-    if process is not None:
+    for process in warm._started.values():
         process.communicate()  # its stdin is closed, by which it ends
 
 
 @pytest.fixture(autouse=True)
 def _warm(request):
-    """Start the warm process at the first test that may launch a run."""
-    if is_real(request.node) and request.node.path.parent.name not in WITHOUT_WARM:
-        before = list(processes.started)
+    """Start the warm process at the first test that may launch a run, and again where it has ended since."""
+    if is_real(request.node) and request.node.path.parent.name in LAUNCHING_FOLDERS:
         request.getfixturevalue("warm_process")
+        from mmfsdp.run import warm
+
+        before = list(processes.started)
+        warm.start_warm()
         processes.started[:] = before  # not by this test
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import random
 import socket
+import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 
 import psutil
@@ -101,13 +102,38 @@ def loopback_interface() -> str:
 def free_port() -> int:
     """Return a port of the loopback interface at which nobody listens, for the rendezvous of ranks on this machine.
 
-    It is outside the range of outgoing connections, so that it stays free until rank 0 opens it. Raises OSError if
-    there is none.
+    It is outside the range of outgoing connections. Raises OSError if there is none.
     """
+    with _bound_socket() as bound:
+        return int(bound.getsockname()[1])
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """Yield a port as `free_port` returns it, which nobody else who looks for one is given in this block.
+
+    Ranks take seconds to import torch before rank 0 listens there. Only on Linux, which lets rank 0 have the port
+    though it is bound here: of sockets with SO_REUSEADDR one may listen (man 7 socket).
+    """
+    with _bound_socket() as bound:
+        port = int(bound.getsockname()[1])
+        if sys.platform == "linux":
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not before bind: it would share a port, too
+        else:
+            bound.close()
+        yield port
+
+
+def _bound_socket() -> socket.socket:
+    """Return a socket that is bound to a port of the loopback interface that no other one has."""
     for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
-        with socket.socket() as trial, suppress(OSError):
-            trial.bind((LOOPBACK, port))
-            return port
+        bound = socket.socket()
+        try:
+            bound.bind((LOOPBACK, port))
+        except OSError:
+            bound.close()
+        else:
+            return bound
     raise OSError(f"no free port on {LOOPBACK} between 20000 and 32000")
 
 

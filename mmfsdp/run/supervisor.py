@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import submitit
 
 from ..hangs.rank_server import remove
-from .address import free_port, loopback_interface, set_interface
+from .address import loopback_interface, reserved_port, set_interface
 from .ask_ranks import prepare_sockets
 from .causes import MEMORY
 from .error_kinds import kind_of
@@ -114,9 +114,10 @@ class Supervisor:
         while True:
             state = self.stop_requested()
             if state is None:
-                self.job = self.start_ranks()
-                write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id, alive=time.time())
-                state = self.watch()
+                with reserved_port() as port:
+                    self.job = self.start_ranks(port)
+                    write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id, alive=time.time())
+                    state = self.watch()
             if state is not None:
                 return state
             step = last_row(self.folder).get("step", 0)
@@ -124,10 +125,13 @@ class Supervisor:
             for path in (self.folder / "logs").glob("rank*.*"):  # of the ranks that have ended
                 path.unlink()
 
-    def start_ranks(self) -> Any:
-        """Start the ranks, here or in a step of this process's Slurm job. Return the job, as submitit has it."""
+    def start_ranks(self, port: int) -> Any:
+        """Start the ranks, here or in a step of this process's Slurm job. Return the job, as submitit has it.
+
+        port: where those here meet; a step finds one on its first node.
+        """
         if self.record.executor != "srun":
-            return submit_local(self.folder, self.record)
+            return submit_local(self.folder, self.record, port)
         from .job_step import start_step
 
         self.step = start_step(self.folder, self.record)
@@ -210,11 +214,11 @@ class Supervisor:
         return [rank for rank in ended_ranks if statuses[rank].get("state") in (None, "running")]
 
 
-def submit_local(folder: Path, record: RunRecord) -> Any:
+def submit_local(folder: Path, record: RunRecord, port: int) -> Any:
     """Start the ranks as local processes by submitit, in this process's environment. Return submitit's job."""
     os.environ.update(
         MASTER_ADDR=LOOPBACK,
-        MASTER_PORT=str(free_port()),
+        MASTER_PORT=str(port),
         OMP_NUM_THREADS=str(record.threads),
         PYTHONUNBUFFERED="1",
     )

@@ -18,6 +18,7 @@ from tiny_run import tiny_run
 from mmfsdp import launch
 from mmfsdp.params import LaunchParams, RunParams
 from mmfsdp.run import warm
+from mmfsdp.run.address import reserved_port
 from mmfsdp.run.folder import read_metrics
 from mmfsdp.run.local import belongs_to, process_start, processes_of
 from mmfsdp.run.record import rank_status
@@ -93,9 +94,10 @@ thread.join()
 
 
 @pytest.fixture
-def ways(tmp_path, monkeypatch, warm_process):
+def ways(tmp_path, monkeypatch):
     """Three runs of the same parameters: by the warm process, by one that imports for all, by a Python for each."""
-    until(warm.socket_path(dict(os.environ)).exists)
+    path = warm.socket_path(dict(os.environ))
+    until(path.exists)
     runs = {"warm": launch(tiny_run(tmp_path, **{"launch.name": "warm"}), tell=lambda finding: None)}
     monkeypatch.setenv("NO_WARM_PROCESS_HAS_THIS", "1")
     runs["forks"] = launch(tiny_run(tmp_path, **{"launch.name": "forks"}), tell=lambda finding: None)
@@ -105,18 +107,19 @@ def ways(tmp_path, monkeypatch, warm_process):
     (tmp_path / "threads/sitecustomize.py").write_text(thread)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'threads'}:{os.environ['PYTHONPATH']}")
     runs["pythons"] = launch(tiny_run(tmp_path, **{"launch.name": "pythons"}), tell=lambda finding: None)
-    return runs
+    return runs, warm._started[path]
 
 
 @pytest.mark.real
-def test_each_way_to_start_ranks_trains_the_same_and_says_whose_its_processes_are(ways, warm_process):
+def test_each_way_to_start_ranks_trains_the_same_and_says_whose_its_processes_are(ways):
+    runs, warm_process = ways
     parents = {}
     words_of = {
         "warm": "fork of the warm process",
         "forks": "fork of the process that imports",
         "pythons": "rank 0 of 2",
     }
-    for way, run in ways.items():
+    for way, run in runs.items():
         until(lambda run=run: all(rank_status(run.path, rank) for rank in range(2)))
         ranks = [psutil.Process(rank_status(run.path, rank)["pid"]) for rank in range(2)]
         assert all(belongs_to(rank, run.record, run.path) for rank in ranks), way
@@ -128,7 +131,7 @@ def test_each_way_to_start_ranks_trains_the_same_and_says_whose_its_processes_ar
     assert parents["forks"][0] == parents["forks"][1] and parents["forks"][1][-1] == "ranks"
     assert "submitit.core._submit" in parents["pythons"][1]
     losses = {}
-    for way, run in ways.items():
+    for way, run in runs.items():
         assert str(run.wait(240)) == "COMPLETED, step 6 of 6", way
         assert words_of[way] in run.logs(0), way
         losses[way] = [row["loss"] for row in read_metrics(run.path)]
@@ -194,6 +197,19 @@ def test_a_warm_process_ends_when_nobody_has_asked_it_for_long(tmp_path):
     assert process.poll() is None
     assert process.wait(240) == 0 and not path.exists()
     path.parent.rmdir()
+
+
+@pytest.mark.real
+def test_a_port_for_ranks_is_given_once_and_rank_0_can_have_it():
+    with reserved_port() as port:
+        with pytest.raises(OSError), socket.socket() as other:
+            other.bind(("127.0.0.1", port))
+        code = f"import socket; socket.create_server(('127.0.0.1', {port})); print('listens')"
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "listens\n"
+        code = (
+            f"import torch.distributed as d; d.TCPStore('127.0.0.1', {port}, 1, True).set('a', '1'); print('listens')"
+        )
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "listens\n"
 
 
 def test_a_warm_process_serves_only_what_is_as_it_was_at_its_start(tmp_path, monkeypatch):
