@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TextIO
 
 WARM = "mmfsdp.run.warm"
@@ -105,14 +104,12 @@ def _as_own_process(work: Callable[[], object]) -> None:
         atexit._run_exitfuncs()
 
 
-def set_output(log: Path | int) -> None:
-    """Have this process read nothing, and print into a file, or the one of this number, without keeping text back."""
-    target = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666) if isinstance(log, Path) else log
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, number in ((nothing, 0), (target, 1), (target, 2)):
-        os.dup2(source, number)
-    for number in {nothing, target} - {0, 1, 2}:
-        os.close(number)
+def set_output(log: int) -> None:
+    """Have this process read nothing, and print into the open file of this number, without keeping text back."""
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     sys.stdout = sys.__stdout__ = _unbuffered(1, sys.stdout)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _unbuffered(2, sys.stderr)  # type: ignore[misc]
 

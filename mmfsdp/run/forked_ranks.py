@@ -115,15 +115,16 @@ def wait_for_call(logs: Path) -> None:
 
 def start_fork(logs: Path, rank: int) -> Fork:
     """Fork one rank, in the environment and with the log that submitit gives a task."""
-    variables, log = variables_of(rank), JobPaths(logs, str(os.getpid()), rank).stdout
+    variables = variables_of(rank)
 
     def work() -> None:
         os.environ.update(variables)
-        set_output(log)
+        set_output(log.fileno())
         set_threads()
         process_job(logs)
 
-    return fork(work)
+    with open_own(JobPaths(logs, str(os.getpid()), rank).stdout, "ab") as log:
+        return fork(work)
 
 
 def start_python(logs: Path, rank: int) -> subprocess.Popen[bytes]:

@@ -269,6 +269,7 @@ def become(request: dict[str, Any], log: int, connection: socket.socket) -> None
     """
     os.setsid()
     set_output(log)
+    os.close(log)
     os.umask(request["umask"])
     os.chdir(request["folder"])
     os.environ.clear()

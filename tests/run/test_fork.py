@@ -37,7 +37,8 @@ signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 atexit.register(print, "at exit", flush=True)
 
 def work(folder, way):
-    set_output(folder / f"{way}.log")
+    with open(folder / f"{way}.log", "wb") as log:
+        set_output(log.fileno())
     values = {"signals": [repr(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]}
     values["random"] = [random.random(), numpy.random.rand()]
     values["name"] = __import__("multiprocessing").current_process().name
