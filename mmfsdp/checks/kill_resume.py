@@ -25,7 +25,7 @@ from ..models.backbones import merge_lora
 from ..models.build import build_model
 from ..models.given_values import unwrap
 from ..params import ModelKind, RunParams
-from ..run.address import free_port, loopback_interface
+from ..run.address import loopback_interface, reserved_port
 from ..run.folder import read_metrics
 from ..run.local import LOOPBACK
 from ..run.own_code import use_code_of
@@ -151,14 +151,14 @@ def rows_of(run: Path) -> dict[int, Any]:
 
 def train_on_ranks(run: Path) -> str:
     """Train in a run folder on ranks of this machine. Return the error that ended them; "" if none."""
-    port = free_port()
     errors = run.with_name("errors")
     errors.mkdir(exist_ok=True)
     torch_log = logging.getLogger("torch.multiprocessing.spawn")
     before = torch_log.level
     torch_log.setLevel(logging.ERROR)  # it warns of each rank that it ends after another one was killed
     try:
-        in_processes(_train, RANKS, str(run), str(errors), port, limit_s=LIMIT_S)
+        with reserved_port() as port:
+            in_processes(_train, RANKS, str(run), str(errors), port, limit_s=LIMIT_S)
     except (ProcessException, TimeoutError) as error:
         texts = [file.read_text() for file in sorted(errors.iterdir())]
         return texts[0] if texts else str(error).strip().splitlines()[-1]
