@@ -2,6 +2,7 @@
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 import yaml
@@ -9,8 +10,22 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mmfsdp.bench.spawn_ranks import in_processes, on_ranks
 
-__all__ = ["WAYS", "fake_group", "in_processes", "on_ranks"]
+__all__ = ["WAYS", "choices_of", "fake_group", "in_processes", "on_ranks"]
 WAYS = yaml.safe_load((Path(__file__).parent / "files/ways_to_wrap.yaml").read_text(encoding="utf-8"))
+
+
+def choices_of(ways: dict[str, dict[str, Any]]) -> dict[str, set[tuple]]:
+    """Return what occurs in each way to wrap: the values of its fields, each with its backend, and words of its name.
+
+    A word of a name that no field says, such as *tied*, is a choice, too.
+    """
+    choices = {}
+    for name, fields in ways.items():
+        backend = fields.get("backend", "FSDP2")
+        chosen = {(backend, field, str(value)) for field, value in fields.items()}
+        words = {word.strip() for word in name.split(",")[1:]}
+        choices[name] = {(backend,), *chosen, *((word,) for word in words)}
+    return choices
 
 
 @contextlib.contextmanager

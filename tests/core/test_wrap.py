@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import WAYS, on_ranks
+from ranks import WAYS, choices_of, on_ranks
 from starts import BACKENDS, GENERATE, NORMALIZE, generated, normalized, start
 from tiny import tiny_batch, tiny_flamingo
 from torch import nn
@@ -23,6 +23,7 @@ from mmfsdp.predict import estimate
 from mmfsdp.train.meters import Collectives
 from mmfsdp.train.optimizer import build_optimizer, build_scaler
 from tests.core.test_several_sources import trained
+from tests.cover import kept, selected
 from tests.parity import bytes_held, local, plain_name, whole, wire
 
 pytestmark = pytest.mark.real
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.real
 TRAIN = TrainParams(steps=3, lr=1e-2, warmup_steps=1, weight_decay=0.1)
 MAX_NORM = 0.05
 EXACT, ROUNDED, FOUR_RANKS = WAYS["exact"], WAYS["rounded"], WAYS["four_ranks"]
+OF_TWO_RANKS = EXACT | ROUNDED
 
 
 def micro_steps(case: str) -> int:
@@ -111,13 +113,13 @@ def every(cases: dict) -> dict:
 
 
 @pytest.fixture(scope="module")
-def two_ranks() -> list[dict]:
-    return on_ranks(every, 2, EXACT | ROUNDED)
+def two_ranks(request) -> list[dict]:
+    return on_ranks(every, 2, {case: OF_TWO_RANKS[case] for case in selected(request, "case")})
 
 
 @pytest.fixture(scope="module")
-def four_ranks() -> list[dict]:
-    return on_ranks(every, 4, FOUR_RANKS)
+def four_ranks(request) -> list[dict]:
+    return on_ranks(every, 4, {case: FOUR_RANKS[case] for case in selected(request, "case")})
 
 
 def check_parity(results: list[dict], case: str, fields: dict, tolerance: float) -> None:
@@ -138,22 +140,22 @@ def check_cost(results: list[dict], case: str) -> None:
         assert found["measured"] == found["predicted"]
 
 
-@pytest.mark.parametrize("case", EXACT)
+@pytest.mark.parametrize("case", kept(choices_of(EXACT)))
 def test_wrapped_equals_one_process(two_ranks, case):
     check_parity(two_ranks, case, EXACT[case], 1e-5)
 
 
-@pytest.mark.parametrize("case", ROUNDED)
+@pytest.mark.parametrize("case", kept(choices_of(ROUNDED)))
 def test_rounded_is_near_one_process(two_ranks, case):
     check_parity(two_ranks, case, {}, 0.05)
 
 
-@pytest.mark.parametrize("case", EXACT | ROUNDED)
+@pytest.mark.parametrize("case", kept(choices_of(EXACT)) + kept(choices_of(ROUNDED)))
 def test_only_what_trains_changes_and_traffic_is_as_predicted(two_ranks, case):
     check_cost(two_ranks, case)
 
 
-@pytest.mark.parametrize("case", FOUR_RANKS)
+@pytest.mark.parametrize("case", kept(choices_of(FOUR_RANKS)))
 def test_four_ranks_and_meshes(four_ranks, case):
     check_parity(four_ranks, case, FOUR_RANKS[case], 1e-5)
     check_cost(four_ranks, case)

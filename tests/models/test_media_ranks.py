@@ -14,9 +14,10 @@ from mmfsdp.models import ModalEncoder, MultimodalModel, build_language, build_v
 from mmfsdp.models.backbones import add_lora
 from mmfsdp.params import BackboneParams, FSDPParams
 from tests.bench.peaks import measure_plans
+from tests.cover import kept, selected
 from tests.models.test_multimodal import TOWERS, Ear
 from tests.parity import check_ranks, two_steps
-from tests.ranks import WAYS, on_ranks
+from tests.ranks import WAYS, choices_of, on_ranks
 from tests.tiny import KNOWN, LANGUAGE, VISION
 
 pytestmark = pytest.mark.real
@@ -28,6 +29,11 @@ FROZEN = (*TRAINED, "DINOv2")
 TOWER_CASES = {f"FSDP2: {tower}": {} for tower in FROZEN}
 for backend in ("FSDP1", "FSDP2"):
     TOWER_CASES |= {f"{backend}, trained: {tower}": {"backend": backend} for tower in TRAINED}
+
+
+def choices_of_towers() -> dict[str, set[str]]:
+    """Return the tower of each case, and what is done with it."""
+    return {case: set(case.split(": ")) for case in TOWER_CASES}
 
 
 def build(case: str = "", seed: int = 0) -> MultimodalModel:
@@ -75,9 +81,9 @@ def generated() -> list:
 
 
 @pytest.fixture(scope="module")
-def plans() -> dict[str, WrapPlan]:
+def plans(request) -> dict[str, WrapPlan]:
     cases = CASES | TOWER_CASES
-    return {case: make_plan(build(case), FSDPParams(**fields), world_size=2) for case, fields in cases.items()}
+    return {case: make_plan(build(case), FSDPParams(**cases[case]), world_size=2) for case in selected(request, "case")}
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +91,7 @@ def two_ranks(plans) -> list[dict]:
     return on_ranks(measured, 2, {case: plan.to_json() for case, plan in plans.items()})
 
 
-@pytest.mark.parametrize("case", CASES | TOWER_CASES)
+@pytest.mark.parametrize("case", kept(choices_of(CASES)) + kept(choices_of_towers()))
 def test_a_rank_with_only_text_keeps_step_and_all_equals_one_process_and_the_plan(two_ranks, plans, case):
     model = build(case)
     expected = two_steps(model, [batch_of(model, 0), batch_of(model, 1)])
