@@ -18,8 +18,8 @@ from ..params.base import did_you_mean, without_controls
 from ..params.enums import LAYOUTS
 from ..params.flags import Parser, add_flags, read_words
 from ..params.own import OwnCodeError
-from ..run.causes import ADVICE
 from ..run.error_kinds import kind_of
+from ..run.reasons import ADVICE, UNKNOWN, Reason
 from ..run.replay import DEFAULT_SPEED
 from ..site_check.check import WAIT_MIN
 from . import interrupts
@@ -300,11 +300,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             print()
             return interrupts.EXIT_CODE
         message = without_controls(" ".join(str(error).split()))
-        hint = ADVICE.get(kind_of(error), "")  # safetensors reports a full disk with an error of its own
-        if not (hint or isinstance(error, (ParamError, OSError))):  # a bug, whose traceback a person should see
+        reason = Reason(message, kind_of(error))  # safetensors reports a full disk with an error of its own
+        if not (
+            ADVICE.get(reason.kind, UNKNOWN).told or isinstance(error, (ParamError, OSError))
+        ):  # a bug, whose traceback a person should see
             print(without_controls(traceback.format_exc()), file=sys.stderr)
             return 1
-        print(f"mmfsdp {command}: {message}{hint and f'; {hint}'}", file=sys.stderr)
+        print(f"mmfsdp {command}: {reason}", file=sys.stderr)
         if isinstance(error, OwnCodeError) and error.traceback:
             print(error.traceback.rstrip(), file=sys.stderr)
         return 2

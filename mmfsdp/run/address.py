@@ -13,9 +13,9 @@ from ipaddress import ip_address
 
 import psutil
 
-from .causes import SITE
-from .error_kinds import with_kind
+from .error_kinds import with_reason
 from .local import LOOPBACK
+from .reasons import SITE, Reason
 
 HOST_VARIABLE = "MMFSDP_HOST"
 """Environment variable of a job: launch.host, such as {host}i."""
@@ -23,6 +23,11 @@ CONNECT_TIMEOUT_S = 30.0
 """Seconds within which the job's first node must answer; a packet that is lost is sent again after 1, 3, 7 and 15 s."""
 NO_ROUTE_TIMEOUT_S = 5.0
 """Seconds after which it counts that there is no way to that node."""
+
+
+def _no_address(cause: str, fix: str) -> OSError:
+    """Return the error of ranks that cannot meet, with its reason as data."""
+    return with_reason(OSError(f"{cause}; {fix}"), Reason(cause, SITE, fix))
 
 
 def set_address(nodes: Sequence[str]) -> str:
@@ -71,8 +76,8 @@ def address_of(host: str) -> str:
         return str(socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0][4][0])
     except (socket.gaierror, UnicodeError) as error:
         words = f"{host!r} has no address on {socket.gethostname()} ({error})"
-        fix = "name the first node as others reach it by launch.host, such as {host}i, or export MASTER_ADDR"
-        raise with_kind(OSError(f"no rank reaches {host}: {words}; {fix} in launch.setup"), SITE) from None
+        fix = "name the first node as others reach it by launch.host, such as {host}i, or export MASTER_ADDR in "
+        raise _no_address(f"no rank reaches {host}: {words}", f"{fix}launch.setup") from None
 
 
 def set_interface_to(address: str) -> None:
@@ -169,7 +174,7 @@ def check_answers(host: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S)
         if time.monotonic() > end:
             break
         time.sleep(0.2)
-    words = f"no rank reaches {host} ({address}):{port} from {socket.gethostname()}: {cause}; rank 0 listens there. "
-    words += "If the nodes reach each other by another name or network, set launch.host (such as {host}i) or "
-    words += "launch.interface; else ask the administrators whether nodes may connect to ports 20000 to 31999 of others"
-    raise with_kind(OSError(words), SITE)
+    words = f"no rank reaches {host} ({address}):{port} from {socket.gethostname()}: {cause}"
+    fix = "if the nodes reach each other by another name or network, set launch.host (such as {host}i) or "
+    fix += "launch.interface; else ask the administrators whether nodes may connect to ports 20000 to 31999 of others"
+    raise _no_address(words, fix)

@@ -1,4 +1,4 @@
-"""The kind of a cause (causes.py) of an exception: by its type, and by what raised it."""
+"""The kind of a cause (reasons.py) of an exception: by its type, and by what raised it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import re
 import shutil
 from typing import TypeVar
 
-from .causes import COLLECTIVES, DISK, LOST_PEER, MEMORY, SHARED_MEMORY, SITE
+from .reasons import COLLECTIVES, DISK, LOST_PEER, MEMORY, SHARED_MEMORY, SITE, Reason
 
 SHM = "/dev/shm"
 """The file system in memory by which data workers hand batches to their rank, and NCCL's ranks of a node talk."""
-KIND = "mmfsdp_kind"
-"""Attribute of an exception: the kind of its cause, where this package raises it."""
+REASON = "mmfsdp_reason"
+"""Attribute of an exception: its reason as data, where this package raises it."""
 OUT_OF_MEMORY = {"torch.OutOfMemoryError"}
 OF_NETWORK = {
     "torch.distributed.DistBackendError",
@@ -38,16 +38,22 @@ _NO_CALL = ("RAISE_VARARGS", "RERAISE", "RESUME", "YIELD_VALUE", "RETURN_GENERAT
 Error = TypeVar("Error", bound=BaseException)
 
 
-def with_kind(error: Error, kind: str) -> Error:
-    """Return an exception with the kind of its cause, for `raise`."""
-    setattr(error, KIND, kind)
+def with_reason(error: Error, reason: Reason) -> Error:
+    """Return an exception with its reason as data, for `raise`."""
+    setattr(error, REASON, reason)
     return error
+
+
+def reason_of(error: BaseException) -> Reason:
+    """Return the reason that an exception of this package carries; an empty one for any other exception."""
+    reason = getattr(error, REASON, None)
+    return reason if isinstance(reason, Reason) else Reason()
 
 
 def kind_of(error: BaseException) -> str:
     """Return the kind of the cause of an exception; "" where only its text could tell."""
-    if kind := getattr(error, KIND, ""):
-        return str(kind)
+    if reason := reason_of(error):
+        return reason.kind
     names = {f"{base.__module__}.{base.__qualname__}" for base in type(error).__mro__}
     if isinstance(error, MemoryError) or names & OUT_OF_MEMORY:
         return MEMORY

@@ -31,6 +31,7 @@ from .local import is_here, is_supervised, processes_of, stop_processes
 from .own_code import changes, code_of, read_code, read_versions, write_code
 from .placement import with_ranks
 from .preempt import simulate_preemption
+from .reasons import NO_SUCH_JOB, NOT_ITS_JOB, Reason
 from .record import (
     REPLAY,
     TRAIN,
@@ -43,7 +44,7 @@ from .record import (
     read_status,
     write_status,
 )
-from .slurm_state import ENDED, NOT_ITS_JOB, current_state, job_error, job_number, scancel
+from .slurm_state import ENDED, current_state, job_error, job_number, scancel
 from .start import prepared, start_in, warn
 from .state import is_run, run_state
 from .trust import check_trusted, trust_run
@@ -163,17 +164,17 @@ class Run:
 
         Raises ParamError if the job is another run's.
         """
-        errors: list[str] = []
+        errors = [Reason()]
         worker = threading.Thread(target=self._end_job, args=(errors,), daemon=True)
         worker.start()  # scancel and squeue may take long to say that Slurm does not answer
         worker.join(max(0.0, end - time.monotonic()))
-        if "".join(errors[-1:]).startswith(NOT_ITS_JOB):
+        if errors[-1].kind == NOT_ITS_JOB:
             raise ParamError("run", f"{self.name} is not cancelled: {errors[-1]}")
         if worker.is_alive():
-            words = "".join(errors[-1:]) or "its ranks take long to end"
+            words = errors[-1] or "its ranks take long to end"
             raise TimeoutError(f"{self.name} is not cancelled yet: {words}; this process goes on trying while it lives")
 
-    def _end_job(self, errors: list[str]) -> None:
+    def _end_job(self, errors: list[Reason]) -> None:
         """End the Slurm job, for as long as it takes; `errors` receives what scancel says.
 
         Until the run has ended, each round is in one of three states:
@@ -182,7 +183,7 @@ class Run:
         2. The number is known, and scancel was not called or failed: call it, and again in the next round if it fails.
         3. scancel has worked. Wait for the end of the job; after KILL_AFTER_S, kill its processes, once.
         """
-        number, kill_at, error = "", float("inf"), ""
+        number, kill_at, error = "", float("inf"), Reason()
         while (self.path / "cancel").exists():
             if error or (not number and self.job):
                 number, kill_at = self.job or "", time.monotonic() + KILL_AFTER_S
@@ -191,10 +192,10 @@ class Run:
                 error = scancel("--signal=KILL", "--full", number)
                 kill_at = float("inf")
             errors.append(error)
-            if error.startswith(NOT_ITS_JOB):
+            if error.kind == NOT_ITS_JOB:
                 return
             known = current_state(number) if number else ""
-            if number and (known in ENDED or "Invalid job id" in error):
+            if number and (known in ENDED or error.kind == NO_SUCH_JOB):
                 write_status(self.path, cancelled_state(self.path, self.record), finished=time.time())
             if self.state().done:
                 return

@@ -18,11 +18,11 @@ from pathlib import Path
 from ..hangs.rank_server import remove
 from ..hangs.stacks import main_stack, waits_for_workers
 from .ask_ranks import sockets_here
-from .causes import NOT_STARTED, SHARED_MEMORY, SILENCE
 from .folder import HEARTBEAT_BYTES, heartbeat_path, last_log_lines, make_inner_folder, open_own, read_heartbeat, touch
 from .local import JOB_VARIABLE, process_start, signal_rank
 from .named_hang import kind_of_hang, name_hang_of
-from .record import RunRecord, RunState, Status, ended, rank_status, write_status
+from .reasons import NOT_STARTED, SHARED_MEMORY, SILENCE
+from .record import RunRecord, RunState, Status, because, rank_status, write_status
 from .slurm_state import scancel
 from .stages import SLOW_FACTOR, is_step, patience_s, progress_of
 
@@ -102,7 +102,7 @@ class HangDetector:
         if waits_for_workers(main_stack(log)) and _NO_SHARED_MEMORY.search(log):
             kind = SHARED_MEMORY
         traceback = "" if rank is None else last_log_lines(self.folder, rank)
-        return ended(Status.FAILED, cause, kind=kind, rank=rank, traceback=traceback)
+        return because(Status.FAILED, cause, kind=kind, rank=rank, traceback=traceback)
 
     def _read_heartbeats(self, now: float) -> None:
         for rank in range(self.record.ranks):

@@ -17,7 +17,7 @@ from . import slurm
 from .folder import make_inner_folder, write_text
 from .own_code import write_code
 from .pretraining import pretrain_first
-from .record import RunState, Status, write_status
+from .record import RunState, Status, because, write_status
 from .slurm_state import SUBMIT_TIMEOUT_S, run_command
 from .start import make_folder, make_record
 from .sweep import MAX_MEMBERS, POLL_S, Sweep
@@ -82,7 +82,7 @@ def pretrain_members(members: Sweep, waiting: list[str]) -> None:
 def cancelled(members: Sweep, folder: Path) -> RunState | None:
     """Return the final state of a member that is cancelled, alone or with the whole sweep; None if it is not."""
     is_cancelled = (members.path / "cancel").exists() or (folder / "cancel").exists()
-    return RunState(Status.CANCELLED, "cancelled") if is_cancelled else None
+    return because(Status.CANCELLED, "cancelled") if is_cancelled else None
 
 
 def submit_in_parts(members: Sweep, waiting: list[str]) -> None:
@@ -135,7 +135,7 @@ def wait_for_turn(members: Sweep, waiting: list[str], refusal: str) -> None:
     limit = SUBMIT_LIMIT.search(refusal)
     words = f"waits for its turn: Slurm takes no more jobs of this user now ({limit[0] if limit else refusal})"
     for name in waiting:
-        write_status(members.path / name, RunState(Status.QUEUED, words), submitted=time.time())
+        write_status(members.path / name, because(Status.QUEUED, words), submitted=time.time())
     end = time.monotonic() + RETRY_S
     while time.monotonic() < end and waiting:
         time.sleep(POLL_S)

@@ -17,16 +17,16 @@ from typing import Any
 
 import psutil
 
-from .causes import GONE, NO_SIGN
 from .folder import NO_FILE, last_line, last_row
+from .reasons import GONE, NO_SIGN, Reason
 from .record import (
-    CANCELLING,
+    BEING_CANCELLED,
     RunRecord,
     RunState,
     Status,
     all_done,
+    because,
     cancelled_state,
-    ended,
     first_failure,
     rank_statuses,
     read_status,
@@ -181,19 +181,19 @@ def local_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState
     if not is_here(record):  # all that is known is in its files
         silence_s = _silence(folder)
         if silence_s > OTHER_HOST_TIMEOUT_S:
-            return ended(Status.LOST, f"no sign of life from {record.host} for {silence_s:.0f} s", kind=NO_SIGN)
-        state = replace(state, reason=state.reason or f"its processes are on {record.host}, not on this machine")
+            return because(Status.LOST, f"no sign of life from {record.host} for {silence_s:.0f} s", kind=NO_SIGN)
+        state = replace(state, why=state.why or Reason(f"its processes are on {record.host}, not on this machine"))
     elif not supervised and processes_of(record, folder):
-        return replace(state, reason="its supervisor was killed; the ranks are still running")
+        return replace(state, why=Reason("its supervisor was killed; the ranks are still running"))
     elif not supervised:
         return _state_after_death(folder, record)
     if (folder / "cancel").exists():
-        return replace(state, reason=CANCELLING)
+        return replace(state, why=BEING_CANCELLED)
     if is_here(record) and is_stopped(record.pid):
         words = f"its supervisor, process {record.pid}, is stopped, and nobody watches the ranks: "
-        return replace(state, reason=f"{words}`kill -CONT {record.pid}` lets it go on")
-    if state.status is Status.STARTING and not state.reason:
-        state = replace(state, reason=slow_start(folder, record, rank_statuses(folder, record)))
+        return replace(state, why=Reason(f"{words}`kill -CONT {record.pid}` lets it go on"))
+    if state.status is Status.STARTING and not state.why:
+        state = replace(state, why=Reason(slow_start(folder, record, rank_statuses(folder, record))))
     return state
 
 
@@ -229,7 +229,7 @@ def _state_after_death(folder: Path, record: RunRecord) -> RunState:
     with suppress(OSError):  # another person may not read it
         words = last_line(folder / "logs" / "supervisor.log")
         cause += words and f"; its supervisor's last words are: {words}"
-    return first_failure(statuses) or ended(Status.LOST, cause, kind=GONE)
+    return first_failure(statuses) or because(Status.LOST, cause, kind=GONE)
 
 
 def file_age(path: Path) -> float | None:

@@ -15,9 +15,9 @@ from ..hangs.stacks import Frame, main_stack
 from ..hangs.words import NO_ORDER, hang_words
 from ..params import ParamError, RunParams
 from .ask_ranks import KEPT_PLAN, ask_here, ask_ranks, kept, sockets_here
-from .causes import COLLECTIVES, LOST_PEER
 from .folder import last_bytes, last_log_lines, log_paths, read_json
-from .record import RunRecord, RunState, ended, rank_statuses
+from .reasons import COLLECTIVES, LOST_PEER
+from .record import RunRecord, RunState, because, rank_statuses
 from .silent_ranks import library_error
 
 
@@ -39,7 +39,7 @@ class NamedHang:
 
 
 def kind_of_hang(hang: Hang) -> str:
-    """Return the kind of a hang, as causes.py knows it."""
+    """Return the kind of a hang, as reasons.py knows it."""
     return ENDED if hang.process == ENDED else hang.kind
 
 
@@ -67,15 +67,15 @@ def with_cause(folder: Path, record: RunRecord, state: RunState) -> RunState:
     """
     order = order_of_run(folder)
     hang: Hang | None = None
-    if state.kind == COLLECTIVES:
+    if state.why.kind == COLLECTIVES:
         hang = _departure(folder, record, order)
-    elif state.kind == LOST_PEER:
+    elif state.why.kind == LOST_PEER:
         hang = find_ended(with_ended(folder, record, kept(folder, record)))
     if hang is None or hang.rank is None:
         return state
     stack = main_stack(last_log_lines(folder, hang.rank, size=64_000))
     cause, kind = hang_words(hang, order, stack), kind_of_hang(hang)
-    return ended(state.status, cause, kind=kind, then=state.reason, rank=hang.rank, traceback=state.traceback)
+    return because(state.status, cause, kind=kind, rank=hang.rank, others=(state.why,), traceback=state.traceback)
 
 
 def _departure(folder: Path, record: RunRecord, order: StepOrder) -> Hang | None:

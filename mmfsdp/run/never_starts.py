@@ -8,27 +8,28 @@ from __future__ import annotations
 
 import re
 
+from . import reasons as why
+
 _LIMIT = "(QOS|Assoc)Max"
-FIXES = {
-    f"PartitionTimeLimit|{_LIMIT}WallDurationPerJobLimit": "lower launch.timeout_min, {timeout_min} now",
-    f"{_LIMIT}\\w*MinutesPerJob(Limit)?": "lower launch.timeout_min, {timeout_min} now, or ask for less",
-    f"PartitionNodeLimit|{_LIMIT}NodePerJobLimit": "change launch.nodes or launch.partition, or wait if nodes are down",
-    "PartitionConfig": "change launch.partition, launch.nodes or launch.timeout_min, {timeout_min} now",
-    f"{_LIMIT}Cpu(PerJob|PerNode)(Limit)?": "lower launch.cpus_per_task or launch.ranks",
-    f"{_LIMIT}(GRES|Gres)(PerJob|PerNode)": "lower launch.gpus_per_node or launch.ranks",
-    f"{_LIMIT}(Memory|Mem)(PerJob|PerNode)": "lower launch.mem",
-    f"{_LIMIT}\\w+(PerJob|PerNode)(Limit)?": "ask for less",
-    "QOSMin\\w+": "ask for more, or choose another launch.qos",
-    "QOSNotAllowed|InvalidQOS|Job's QOS not permitted .*": "choose another launch.qos or launch.partition",
-    "AccountNotAllowed|InvalidAccount|Job's account not permitted .*": "choose another launch.account",
-    "BadConstraints": "no node has what it asks for: change launch.constraint, gpus_per_node, cpus_per_task or mem",
-    "DependencyNeverSatisfied": "the job that it depends on has failed; launch it again",
-    "JobHeldUser": "it is held; `scontrol release {job}` lets it start",
-    "JobHeldAdmin": "an administrator holds it; ask why",
-    "launch[ _]failed[ _]requeued[ _]held": "its node could not start it, and Slurm holds it: tell the administrators; "
-    "`scontrol release {job}` tries again",
+KINDS = {
+    f"PartitionTimeLimit|{_LIMIT}WallDurationPerJobLimit": why.OVER_TIME,
+    f"{_LIMIT}\\w*MinutesPerJob(Limit)?": why.OVER_MINUTES,
+    f"PartitionNodeLimit|{_LIMIT}NodePerJobLimit": why.OVER_NODES,
+    "PartitionConfig": why.NOT_IN_PARTITION,
+    f"{_LIMIT}Cpu(PerJob|PerNode)(Limit)?": why.OVER_CPUS,
+    f"{_LIMIT}(GRES|Gres)(PerJob|PerNode)": why.OVER_GPUS,
+    f"{_LIMIT}(Memory|Mem)(PerJob|PerNode)": why.OVER_MEMORY,
+    f"{_LIMIT}\\w+(PerJob|PerNode)(Limit)?": why.OVER_LIMIT,
+    "QOSMin\\w+": why.UNDER_LIMIT,
+    "QOSNotAllowed|InvalidQOS|Job's QOS not permitted .*": why.NOT_IN_QOS,
+    "AccountNotAllowed|InvalidAccount|Job's account not permitted .*": why.NOT_IN_ACCOUNT,
+    "BadConstraints": why.NO_NODE,
+    "DependencyNeverSatisfied": why.LOST_DEPENDENCY,
+    "JobHeldUser": why.HELD,
+    "JobHeldAdmin": why.HELD_BY_ADMIN,
+    "launch[ _]failed[ _]requeued[ _]held": why.HELD_AGAIN,
 }
-"""Pattern of Slurm's reason -> what to do. The first that matches counts."""
+"""Pattern of Slurm's reason -> the kind. The first that matches counts."""
 
 
 REFUSALS = {
@@ -63,9 +64,9 @@ def refused_field(words: str) -> str:
     return ""
 
 
-def what_to_do(reason: str, *, job: str, timeout_min: int) -> str:
-    """Return what to do so that a job can start; "" where Slurm will start it by itself."""
-    for pattern, words in FIXES.items():
+def why_never(reason: str) -> str:
+    """Return the kind of Slurm's reason for which a job waits; "" where Slurm will start it by itself."""
+    for pattern, kind in KINDS.items():
         if re.fullmatch(pattern, reason):
-            return words.format(job=job, timeout_min=timeout_min)
+            return kind
     return ""

@@ -27,7 +27,18 @@ from .folder import (
     write_json,
 )
 from .pretraining import FILE as BACKBONES_FILE
-from .record import CANCELLING, RunRecord, RunState, Status, ended, read_status, status_values, write_status
+from .reasons import PLAYER_GONE
+from .record import (
+    BEING_CANCELLED,
+    RunRecord,
+    RunState,
+    Status,
+    because,
+    read_status,
+    state_of_values,
+    status_values,
+    write_status,
+)
 from .recording import AGAIN, BACKBONES, BEAT, EVENT, LOG, RANK, RESULT, ROW, STATE, Moment, Recording
 from .stages import progress_of
 
@@ -39,7 +50,7 @@ PLAYER_LOG = "player.log"
 GONE_AFTER_S = 60.0
 """Seconds after which a player that has written nothing is gone: a laptop was closed, or somebody has killed it."""
 FULL_BYTES = 1 << 16
-CANCELLED = RunState(Status.CANCELLED, "the replay was cancelled")
+CANCELLED = because(Status.CANCELLED, "the replay was cancelled")
 
 
 def replay_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState:
@@ -50,12 +61,12 @@ def replay_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunStat
     silence_s = abs(time.time() - status_values(folder).get("alive", record.created))
     is_gone = not silence_s <= GONE_AFTER_S  # also if the time is not a number
     if (folder / "cancel").exists():
-        return CANCELLED if is_gone else replace(state, reason=CANCELLING)
+        return CANCELLED if is_gone else replace(state, why=BEING_CANCELLED)
     if is_gone:
         words = last_line(folder / "logs" / PLAYER_LOG)
         if not words and shutil.disk_usage(folder).free < FULL_BYTES:  # then it could not even write why it ended
             words = "the disk is full"
-        return ended(Status.LOST, "its player has ended" + (f" ({words})" if words else ""), fix="start another replay")
+        return because(Status.LOST, "its player has ended" + (f" ({words})" if words else ""), kind=PLAYER_GONE)
     if state.status is Status.STARTING and has_steps:  # a row is written before the state
         state = replace(state, status=Status.RUNNING)
     return state
@@ -110,8 +121,7 @@ class Player:
         logs, rank, value = self.folder / "logs", moment.rank, moment.value
         time_of_it = self.recording.created + moment.at
         if moment.kind == STATE:
-            words = {key: value.get(key, "") for key in ("reason", "traceback", "kind", "cause", "fix")}
-            self.state = RunState(Status(value["status"]), rank=value.get("rank"), **words)
+            self.state = state_of_values(value)
         elif moment.kind == AGAIN:
             self._beats.clear()
             for path in logs.glob("rank*"):  # as before a requeued job starts its ranks

@@ -28,6 +28,7 @@ from pathlib import Path
 from ..params import ParamError
 from .folder import add_event
 from .local import is_here, signal_rank
+from .reasons import Reason
 from .record import RunRecord, check_no_replay, rank_statuses
 from .slurm_state import job_error, job_number, scancel
 from .state import run_state
@@ -80,7 +81,7 @@ def simulate_preemption(folder: Path) -> None:
     if record.executor != "slurm" and not is_here(record):
         raise ParamError("run", f"{folder} runs on {record.host}; start the drill there")
     job = job_number(folder) or ""
-    if record.executor == "slurm" and (error := job_error(folder, job) if job else "it names no job"):
+    if record.executor == "slurm" and (error := job_error(folder, job) if job else Reason("it names no job")):
         raise ParamError("run", f"{folder}: {error}")
     add_event(folder, "drill", step=state.step, text="drill: all ranks are sent the preemption signal")
     if record.executor == "slurm":

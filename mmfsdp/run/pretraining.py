@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..params import GENERATED, ParamError, RunParams
 from .folder import NUMBER, Types, last_line, of_types, open_own, read_json, write_json
-from .record import TRAININGS, RunState, Status, ended, write_status
+from .record import TRAININGS, RunState, Status, because, write_status
 
 FILE = "backbones.json"
 """How far they are; in logs/ of the run folder."""
@@ -90,7 +90,7 @@ def pretrain_first(folder: Path, stop_requested: Callable[[], RunState | None]) 
     values = of_types(read_json(folder / "logs" / FILE) or {}, TYPES)
     error = values.get("error") or f"exit code {process.returncode}; {last_line(folder / 'logs' / LOG)}"
     cause = f"the backbones could not be pretrained: {error}"
-    return ended(Status.FAILED, cause, kind=values.get("kind", ""), traceback=values.get("traceback", ""))
+    return because(Status.FAILED, cause, kind=values.get("kind", ""), traceback=values.get("traceback", ""))
 
 
 def ensure_backbones(params: RunParams, progress: Callable[[str, float], None]) -> None:

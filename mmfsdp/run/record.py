@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ..params import ParamError
 from ..params.base import without_controls
 from ..params.enums import Choice
-from .causes import ADVICE
 from .folder import NUMBER, Row, Types, of_types, read_json, write_json
+from .reasons import CANCELLING, Reason
 
 TRAIN = "mmfsdp.train:run"
 TRAIN_AND_CAPTION = "mmfsdp.train.evaluate:train_and_caption"
@@ -72,18 +72,12 @@ class RunState:
     """The state of a run at one moment."""
 
     status: Status
-    reason: str = ""
+    why: Reason = Reason()
     """Why it is in that state; empty where the status says all."""
-    rank: int | None = None
-    """The rank that failed first."""
     traceback: str = ""
-    """That rank's traceback, or its last log lines if it died without one."""
-    kind: str = ""
-    """The kind of its cause (causes.py); empty where nobody knows it."""
-    cause: str = ""
-    """The cause in the reason, without advice and without what came after it; empty where the reason is all cause."""
-    fix: str = ""
-    """What to do, where the kind alone does not say it."""
+    """That of the rank that failed first, or its last log lines if it died without one."""
+    notes: tuple[str, ...] = ()
+    """What else a look has found, such as that Slurm does not answer. They are in no file."""
     step: int = 0
     """Optimizer steps done."""
     steps: int = 0
@@ -103,6 +97,16 @@ class RunState:
         """True if the run completed, and its training did not diverge."""
         return self.status is Status.COMPLETED and not self.not_finite
 
+    @property
+    def reason(self) -> str:
+        """Why it is in that state, in words for people."""
+        return "; ".join(filter(None, (str(self.why), *self.notes)))
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that failed first."""
+        return self.why.rank
+
     def __str__(self) -> str:
         reason = without_controls(self.reason)
         if reason and self.status is Status.COMPLETED and self.step == self.steps:
@@ -112,20 +116,18 @@ class RunState:
         return f"{words} [{replay_words(self.replay_of)}]" if self.replay_of else words
 
 
-def ended(
+def because(
     status: Status,
-    cause: str,
+    text: str,
     *,
     kind: str = "",
     fix: str = "",
-    then: str = "",
     rank: int | None = None,
+    others: tuple[Reason, ...] = (),
     traceback: str = "",
 ) -> RunState:
-    """Return the state of a run that has ended, whose reason says the cause, what to do, and what came after it."""
-    parts = [cause, fix or ADVICE.get(kind, ""), then and f"then {then}"]
-    reason = "; ".join(part for part in parts if part)
-    return RunState(status, reason, rank, traceback, kind, cause, fix)
+    """Return the state of a run and why it is in it. The arguments are those of `Reason`."""
+    return RunState(status, Reason(text, kind, fix, rank, others), traceback)
 
 
 def replay_words(replay_of: str) -> str:
@@ -133,8 +135,8 @@ def replay_words(replay_of: str) -> str:
     return f"replay of a recording: {without_controls(replay_of)}"
 
 
-CANCELLING = "being cancelled"
-"""Reason of a state in which the ranks are being stopped because somebody has asked for it."""
+BEING_CANCELLED = Reason("being cancelled", CANCELLING)
+"""Of a state in which the ranks are being stopped because somebody has asked for it."""
 
 STATUS_TYPES: Types = {
     "status": str,
@@ -144,6 +146,7 @@ STATUS_TYPES: Types = {
     "kind": str,
     "cause": str,
     "fix": str,
+    "others": list,
     "job": (str, int),
     "submitted": NUMBER,
     "finished": NUMBER,
@@ -151,8 +154,11 @@ STATUS_TYPES: Types = {
 }
 
 
-STATE_KEYS = ("status", "reason", "rank", "traceback", "kind", "cause", "fix")
-"""What status.json holds of a state."""
+STATE_KEYS = ("status", "reason", "rank", "traceback", "kind", "cause", "fix", "others")
+"""What status.json holds of a state: its reason as data, and the sentence of it for people."""
+REASON_TYPES: Types = {"cause": str, "kind": str, "fix": str, "rank": int}
+MAX_OTHERS = 8
+"""Reasons of other ranks that are read."""
 
 
 def status_values(folder: Path) -> Row:
@@ -172,20 +178,41 @@ def _shortened(values: Row) -> Row:
 
 def read_status(folder: Path) -> RunState:
     """Return what status.json says; QUEUED if it is missing or damaged."""
-    values = status_values(folder)
+    return state_of_values(status_values(folder))
+
+
+def state_of_values(values: Row) -> RunState:
+    """Return the state that some values of STATE_KEYS are of; QUEUED if they name no status."""
     try:
         status = Status(values.get("status", "QUEUED"))
     except ValueError:
         status = Status.QUEUED
-    texts = [values.get(key, "") for key in ("traceback", "kind", "cause", "fix")]
-    return RunState(status, values.get("reason", ""), values.get("rank"), *texts)
+    others = []
+    for other in values.get("others", ())[:MAX_OTHERS]:
+        if isinstance(other, dict):
+            others.append(_reason_of_values(_shortened(of_types(other, REASON_TYPES))))
+    why = _reason_of_values(values | {"cause": values.get("cause") or values.get("reason", "")})
+    return RunState(status, replace(why, others=tuple(others)), values.get("traceback", ""))
+
+
+def _reason_of_values(values: Row) -> Reason:
+    return Reason(values.get("cause", ""), values.get("kind", ""), values.get("fix", ""), values.get("rank"))
+
+
+def values_of_state(state: RunState) -> Row:
+    """Return a state as status.json holds it, by STATE_KEYS."""
+    others = [_values_of_reason(other) for other in state.why.others]
+    values = {"status": state.status, "reason": str(state.why), "traceback": state.traceback, "others": others}
+    return values | _values_of_reason(state.why)
+
+
+def _values_of_reason(why: Reason) -> Row:
+    return {"cause": why.text, "kind": why.kind, "fix": why.fix, "rank": why.rank}
 
 
 def write_status(folder: Path, state: RunState, **more: Any) -> None:
     """Write a state, and more (job, submitted, finished), into status.json; what else it holds is kept."""
-    values = status_values(folder)
-    values |= {key: getattr(state, key) for key in STATE_KEYS}
-    write_json(folder / "status.json", values | more)
+    write_json(folder / "status.json", status_values(folder) | values_of_state(state) | more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +334,7 @@ def first_failure(statuses: list[dict[str, Any]]) -> RunState | None:
     rank = first.get("rank")
     cause = f"rank {rank}: {first.get('error', 'failed')}"
     traceback = first.get("traceback", "")
-    return ended(Status.FAILED, cause, kind=first.get("kind", ""), rank=rank, traceback=traceback)
+    return because(Status.FAILED, cause, kind=first.get("kind", ""), rank=rank, traceback=traceback)
 
 
 def all_done(statuses: list[dict[str, Any]]) -> bool:
@@ -322,5 +349,5 @@ def cancelled_state(folder: Path, record: RunRecord | None, reason: str = "cance
     if record and start.is_file():  # both times are the file server's, whose clock may differ
         started = start.stat().st_mtime
     if result.is_file() and result.stat().st_mtime > started:  # rank 0 writes it after the last step is saved
-        return RunState(Status.COMPLETED, f"{reason} after the last step")
-    return RunState(Status.CANCELLED, reason)
+        return because(Status.COMPLETED, f"{reason} after the last step")
+    return because(Status.CANCELLED, reason)

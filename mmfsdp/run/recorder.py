@@ -46,10 +46,12 @@ from .record import (
     RunState,
     Status,
     all_done,
+    because,
     first_failure,
     rank_statuses,
     read_status,
     status_values,
+    values_of_state,
 )
 from .recording import (
     AGAIN,
@@ -229,7 +231,7 @@ class _History:
         job = f"job {job_number(self.folder) or ''}".strip() if is_job else ""
         start = self.lives[0].start
         prepared = self.submitted if is_job else start
-        yield self.created, STATE, 0, _state(RunState(Status.QUEUED, "being submitted" if is_job else ""))
+        yield self.created, STATE, 0, _state(because(Status.QUEUED, "being submitted" if is_job else ""))
         if self.record.pretrains:
             yield self.created, STATE, 0, _state(RunState(Status.PREPARING))
             label = backbones_progress(self.folder).label or "backbones"
@@ -239,17 +241,17 @@ class _History:
                 value = {"label": label, "share": share, "left_s": prepared - self.created - passed}
                 yield self.created + passed, BACKBONES, 0, value
         if is_job:
-            yield self.submitted, STATE, 0, _state(RunState(Status.QUEUED, f"{job} was submitted"))
+            yield self.submitted, STATE, 0, _state(because(Status.QUEUED, f"{job} was submitted"))
         for number, life in enumerate(self.lives):
             if number:
                 yield life.start, AGAIN, 0, {}
             done = any(row["time"] <= life.start for row in self.rows[0])
-            yield life.start, STATE, 0, _state(RunState(Status.RUNNING if done else Status.STARTING, job))
+            yield life.start, STATE, 0, _state(because(Status.RUNNING if done else Status.STARTING, job))
             first = [row["time"] for row in self.rows[0] if row["time"] > life.start][:1]
             if first and not done:
-                yield first[0], STATE, 0, _state(RunState(Status.RUNNING, job))
+                yield first[0], STATE, 0, _state(because(Status.RUNNING, job))
             if life.preempted and is_job:
-                yield life.end, STATE, 0, _state(RunState(Status.QUEUED, f"{job}: preempted; requeued"))
+                yield life.end, STATE, 0, _state(because(Status.QUEUED, f"{job}: preempted; requeued"))
 
     # One rank
 
@@ -325,16 +327,12 @@ def _final_state(folder: Path, statuses: list[dict[str, Any]]) -> RunState:
         return state
     if all_done(statuses):
         return RunState(Status.COMPLETED)
-    return first_failure(statuses) or RunState(Status.LOST, "the recorded run left no result")
+    return first_failure(statuses) or because(Status.LOST, "the recorded run left no result")
 
 
 def _state(state: RunState) -> Mapping[str, Any]:
     """Return what a moment holds of a state."""
-    values: Row = {"status": state.status.value, "reason": state.reason, "traceback": state.traceback}
-    for key in ("rank", "kind", "cause", "fix"):
-        if getattr(state, key) not in (None, ""):
-            values[key] = getattr(state, key)
-    return values
+    return {key: value for key, value in values_of_state(state).items() if value not in (None, "", [])}
 
 
 def _lines(path: Path, tail_bytes: int) -> Iterator[str]:

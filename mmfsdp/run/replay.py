@@ -15,7 +15,7 @@ from ..params import LaunchParams, ParamError, RunParams
 from .folder import PathLike, write_json, write_text
 from .handle import Run
 from .player import PLAYER_LOG, Player
-from .record import REPLAY, RunState, Status, write_status
+from .record import REPLAY, RunState, Status, because, write_status
 from .recorder import recording_of
 from .recording import Recording, find_recording
 from .start import free_name, make_folder, runs_folder, start_detached
@@ -135,5 +135,5 @@ def play(folder: Path, speed: float, source: Path) -> None:
     except Exception as error:
         words = f"its player has failed: {error or type(error).__name__}; start another replay"
         with suppress(OSError):  # a full disk: then it counts as lost after GONE_AFTER_S
-            write_status(folder, RunState(Status.LOST, words), finished=time.time())
+            write_status(folder, because(Status.LOST, words), finished=time.time())
         raise

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from ..hangs.stacks import crash
-from .causes import CRASH, LIBRARY
 from .error_kinds import text_kind
 from .folder import last_log_lines, read_heartbeat
+from .reasons import CRASH, LIBRARY
 
 _LIBRARY_ERROR = re.compile(r"^terminate called .*\n(?:.*\n)?? *what\(\): +(.+)$", re.MULTILINE)
 """What C++ prints when it ends a process by an exception that nobody caught, as gloo's are."""

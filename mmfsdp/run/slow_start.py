@@ -45,6 +45,16 @@ def slow_start(folder: Path, record: RunRecord, statuses: list[dict[str, Any]]) 
     return f"{words}; its last words are: {said[-1]}" if said and said[-1] else words
 
 
+def field_of_line(folder: Path) -> str:
+    """Return the field of the line that the batch script is at before it starts the ranks, such as launch.setup."""
+    try:
+        line = read_file(folder / "logs" / SCRIPT_FILE).decode("utf-8", "replace")
+    except NO_FILE:
+        return ""
+    field, colon, _ = line.partition(": ")
+    return field if colon else ""
+
+
 def _line_and_start(folder: Path, record: RunRecord) -> tuple[str, float]:
     """Return the line that the batch script is at, and since when in unix seconds; 0 if it has not started.
 

@@ -23,7 +23,7 @@ from .never_starts import refused_field
 from .placement import with_ranks
 from .pretraining import pretrain_first
 from .rank import run_rank
-from .record import RunRecord, RunState, Status, ended, write_status
+from .record import RunRecord, RunState, Status, because, write_status
 from .site import (
     command_words,
     export_lines,
@@ -198,7 +198,7 @@ def _submit(folder: Path) -> None:
 
 def cancel_requested(folder: Path) -> RunState | None:
     """Return the final state of a run that is cancelled before it is submitted; None if it is not."""
-    return RunState(Status.CANCELLED, "cancelled") if (folder / "cancel").exists() else None
+    return because(Status.CANCELLED, "cancelled") if (folder / "cancel").exists() else None
 
 
 def write_call(params: RunParams, folder: Path) -> None:
@@ -228,13 +228,13 @@ def refusal(error: str, printed: str = "") -> RunState:
         words += f"; sbatch printed: {printed}"
     words = words or printed or "sbatch gave no job number and no reason; ask the administrators"
     field = refused_field(words)
-    return ended(Status.FAILED, f"Slurm refuses it: {words}", fix=f"change {field}" if field else "")
+    return because(Status.FAILED, f"Slurm refuses it: {words}", fix=f"change {field}" if field else "")
 
 
 def failed_submission(error: Exception) -> RunState:
     """Return the state of a run whose submission raised an exception. Call it where that is caught."""
     cause = f"the submission failed: {error or type(error).__name__}"
-    return ended(Status.FAILED, cause, kind=kind_of(error), traceback=traceback.format_exc())
+    return because(Status.FAILED, cause, kind=kind_of(error), traceback=traceback.format_exc())
 
 
 def submitted_job(output: str) -> str:

@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .causes import NO_LOG, NOT_STARTED
 from .folder import last_log_lines
-from .record import RunState, Status, ended, first_failure
+from .reasons import ADVICE, BATCH_SCRIPT, NO_LOG, NO_PYTHON, NOT_STARTED, Reason
+from .record import RunState, Status, because, first_failure
 from .silent_ranks import death_words
+from .slow_start import field_of_line
 
 _CANCELLED_LINE = re.compile(r"error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*")
 """Printed into the job's log by the daemon of its node: `CANCELLED AT 2026-01-01T12:00:00 DUE TO TIME LIMIT`."""
@@ -22,6 +23,13 @@ def state_in_log(folder: Path) -> str:
     return _CAUSES.get(causes[-1], "") if causes else ""
 
 
+def lost_node(log: str) -> bool:
+    """Return True if srun says that a node of the job has failed."""
+    return "srun: error: Node failure on " in log
+
+
+_NO_PYTHON = re.compile("No module named|not found")
+"""Words of Python, or of a shell, where the ranks' Python or this package is not there."""
 _TASK_ERROR = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", re.MULTILINE)
 _BY_SRUN = re.compile("Killed|Terminated|Exited with")
 """How ranks end that srun ends because another one has failed; and that one may have ended so, too."""
@@ -69,33 +77,41 @@ def failure_in_job(folder: Path, statuses: list[dict[str, Any]], log: str) -> Ru
     for error in crashes + errors[:1]:
         if any(statuses[rank].get("state") == "failed" for rank in error.ranks if rank < len(statuses)):
             break  # it has reported why
-        return _silent_death(folder, statuses, error, then=reported.reason if reported else "")
+        return _silent_death(folder, statuses, error, others=(reported.why,) if reported else ())
     return reported
 
 
-def _silent_death(folder: Path, statuses: list[dict[str, Any]], error: TaskError, *, then: str) -> RunState:
-    """Return the state of a job whose first failed rank reported nothing at its end. then: what came after it."""
+def _silent_death(
+    folder: Path, statuses: list[dict[str, Any]], error: TaskError, *, others: tuple[Reason, ...]
+) -> RunState:
+    """Return the state of a job whose first failed rank reported nothing at its end. others: what came of it."""
     rank, words, kind = error.ranks[0], error.error, ""
     last_words = last_log_lines(folder, rank)
     if rank < len(statuses) and not statuses[rank]:
-        kind = NOT_STARTED
-        words += f" before it started{_own_words(last_words)}"
+        own_words = _own_words(last_words)
+        kind = NO_PYTHON if _NO_PYTHON.search(own_words) else NOT_STARTED
+        words += f" before it started{own_words}"
     else:
         death, kind = death_words(folder, rank)
         words += f", it {death}" if death else ""
     cause = f"rank {rank} on {error.node}: {words}"
-    return ended(Status.FAILED, cause, kind=kind, then=then, rank=rank, traceback=last_words)
+    return because(Status.FAILED, cause, kind=kind, rank=rank, others=others, traceback=last_words)
 
 
-def failure_without_rank(folder: Path, reason: str) -> RunState:
+def failure_without_rank(folder: Path, statuses: list[dict[str, Any]], reason: str) -> RunState:
     """Return the state of a job that failed, where no rank did: what its log says. reason: Slurm's."""
     log = last_log_lines(folder, 0, size=40_000)
     lines = log.strip().splitlines()
     if lines:
-        return RunState(Status.FAILED, lines[-1][:500], traceback=log[-4000:])
+        words, kind, fix = lines[-1][:500], "", ""
+        if field := field_of_line(folder):
+            kind, fix = BATCH_SCRIPT, ADVICE[BATCH_SCRIPT].fix.format(field=field)
+        elif not any(statuses) and _NO_PYTHON.search(words):  # no rank has come to a person's own code
+            kind = NO_PYTHON
+        return because(Status.FAILED, words, kind=kind, fix=fix, traceback=log[-4000:])
     words = f"the job left no log, and no rank has reported anything{f' ({reason})' if reason else ''}"
     fix = f"if its first node cannot see {folder}, put launch.folder where all nodes can write"
-    return ended(Status.FAILED, words, kind=NO_LOG, fix=fix)
+    return because(Status.FAILED, words, kind=NO_LOG, fix=fix)
 
 
 def _own_words(log: str) -> str:

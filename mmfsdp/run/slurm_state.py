@@ -14,19 +14,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .causes import NEVER_STARTS
 from .folder import NO_FILE, last_line, last_log_lines, read_file
 from .local import is_here, is_supervised
 from .named_hang import with_cause
-from .never_starts import what_to_do
+from .never_starts import why_never
+from .reasons import ADVICE, INTERRUPTED, JOB_MEMORY, NO_SUCH_JOB, NOT_ITS_JOB, TIME_LIMIT, Reason
 from .record import (
-    CANCELLING,
+    BEING_CANCELLED,
     RunRecord,
     RunState,
     Status,
     all_done,
+    because,
     cancelled_state,
-    ended,
     first_failure,
     rank_status,
     rank_statuses,
@@ -35,7 +35,7 @@ from .record import (
     write_status,
 )
 from .slow_start import SLOW_START_S, slow_start
-from .slurm_log import failure_in_job, failure_without_rank, job_log, state_in_log
+from .slurm_log import failure_in_job, failure_without_rank, job_log, lost_node, state_in_log
 
 EXIT_CODE_FILE = "ranks.end"
 """File in logs/: the exit code of srun, written by the batch script after all ranks ended."""
@@ -43,9 +43,6 @@ PREEMPTED_FILE = "ranks.preempted"
 """File in logs/: the ranks were preempted and have saved, so the batch script requeues the job. See preempt.py."""
 RESTART_COUNT = "SLURM_RESTART_COUNT"
 """Environment variable of a job: how often it was requeued; missing the first time."""
-
-NOT_ITS_JOB = "the folder names job"
-"""Begins the refusal to touch a job of another run."""
 
 SQUEUE_INTERVAL_S = 20.0
 """Seconds between two calls of squeue by one process."""
@@ -76,8 +73,8 @@ ENDED = {
     "REVOKED": "moved to another cluster",
 }
 """Slurm's final states of jobs -> the cause to show; empty where the ranks' own reports say more."""
-FIX_OF_END = {"TIMEOUT": "raise launch.timeout_min", "OUT_OF_MEMORY": "raise launch.mem"}
-"""Slurm's final states of jobs -> what to do."""
+KIND_OF_END = {"TIMEOUT": TIME_LIMIT, "OUT_OF_MEMORY": JOB_MEMORY}
+"""Slurm's final states of jobs -> the kind of the cause."""
 
 
 def slurm_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState:
@@ -96,24 +93,24 @@ def slurm_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState
             allowed_s = SUBMIT_TIMEOUT_S + (PRETRAIN_TIMEOUT_S if record.pretrains else 0.0)
             submitting = time.time() - max(record.created, tried_at(folder)) < allowed_s
         if submitting and state.status is Status.PREPARING:
-            return replace(state, reason=CANCELLING) if (folder / "cancel").exists() else state
+            return replace(state, why=BEING_CANCELLED) if (folder / "cancel").exists() else state
         if submitting:
             seconds = time.time() - max(record.created, tried_at(folder))
             words = "being submitted"
             if seconds > SLOW_START_S:
                 words += f" for {seconds:.0f} s: sbatch does not answer; is Slurm busy (`scontrol ping`)?"
-            return RunState(Status.QUEUED, state.reason or words)
+            return RunState(Status.QUEUED, state.why or Reason(words))
         if (folder / "cancel").exists():
-            return RunState(Status.CANCELLED, "cancelled")
+            return because(Status.CANCELLED, "cancelled")
         words = last_line(folder / "logs" / "supervisor.log")
         said = f"; its last words are: {words}" if words else ""
-        return RunState(Status.LOST, f"its submission from {record.host} was interrupted{said}")
+        return because(Status.LOST, f"its submission from {record.host} was interrupted{said}")
     state = _state_from_files(folder, record) or _state_from_slurm(folder, record, number, has_steps=has_steps)
     if (folder / "cancel").exists() and not state.ok:
         if state.done:
             state = cancelled_state(folder, record)
         else:
-            state = replace(state, reason=CANCELLING)
+            state = replace(state, why=BEING_CANCELLED)
     if state.done:
         with suppress(OSError):  # another user's run: whoever looks next works it out again
             write_status(folder, state, finished=time.time())
@@ -148,9 +145,9 @@ def _state_from_files(folder: Path, record: RunRecord) -> RunState | None:
     if all_done(statuses):
         return RunState(Status.COMPLETED)
     if (folder / "logs" / PREEMPTED_FILE).exists():
-        return ended(Status.FAILED, "preempted, and not requeued", fix="resume it")
+        return because(Status.FAILED, "preempted, and not requeued", kind=INTERRUPTED)
     log = last_log_lines(folder, 0, size=40_000)
-    if "srun: error: Node failure on " in log or first_failure(statuses) is None:
+    if lost_node(log) or first_failure(statuses) is None:
         return None  # Slurm requeues a job that has lost a node
     return _failure(folder, record, statuses)
 
@@ -172,26 +169,26 @@ def _state_from_slurm(folder: Path, record: RunRecord, number: str, *, has_steps
     """Return the state of a job that has not ended, as far as its files tell."""
     rank0 = rank_status(folder, 0)
     job = find_job(number, user=folder.stat().st_uid)
-    trouble = f"; {job.error}" if job.error else ""
+    notes = (job.error,) if job.error else ()
     if job.state in ENDED:
         return _ended_state(folder, record, number, job)
     if job.state in WAITING and rank0.get("time", 0.0) < job.asked:
-        words = f"job {number} waits{_waiting_reason(job)}"
-        if fix := what_to_do(job.reason, job=number, timeout_min=record.timeout_min):
-            words = f"will not start: {fix} (job {number}: {job.reason})"
-            return RunState(Status.QUEUED, words + trouble, kind=NEVER_STARTS, cause=job.reason, fix=fix)
-        return RunState(Status.QUEUED, words + trouble)
+        if kind := why_never(job.reason):
+            fix = ADVICE[kind].fix.format(job=number, timeout_min=record.timeout_min)
+            words = f"job {number} will not start: {job.reason}"
+            return replace(because(Status.QUEUED, words, kind=kind, fix=fix), notes=notes)
+        return replace(because(Status.QUEUED, f"job {number} waits{_waiting_reason(job)}"), notes=notes)
     if job.state == "SUSPENDED":
-        reason = f"job {number} is suspended by Slurm{trouble}; `scontrol resume` continues it"
-        return RunState(Status.SUSPENDED, reason)
+        words = f"job {number} is suspended by Slurm; `scontrol resume` continues it"
+        return replace(because(Status.SUSPENDED, words), notes=notes)
     if (folder / "logs" / PREEMPTED_FILE).exists():
-        return RunState(Status.QUEUED, f"job {number}: preempted; requeued")
+        return because(Status.QUEUED, f"job {number}: preempted; requeued")
     if not job.state and not job.error:
         changed = max(tried_at(folder), rank0.get("time", 0.0))
         if job.asked > changed + UNKNOWN_TIMEOUT_S:
             return _ended_state(folder, record, number, job)
     if not (job.state or job.error or rank0):
-        return RunState(Status.QUEUED, f"job {number} was submitted")
+        return because(Status.QUEUED, f"job {number} was submitted")
     status = Status.QUEUED
     if has_steps:
         status = Status.RUNNING
@@ -199,13 +196,13 @@ def _state_from_slurm(folder: Path, record: RunRecord, number: str, *, has_steps
         status = Status.STARTING
     statuses = rank_statuses(folder, record)
     if failure := first_failure(statuses):
-        return replace(failure, status=status, reason=failure.reason + trouble)  # final once all ranks have ended
+        return replace(failure, status=status, notes=notes)  # final once all ranks have ended
     words = f"job {number}" + (f" on {job.nodes}" if job.nodes else "")
     if job.state not in ("", "RUNNING"):
         words += f" (Slurm: {job.state})"  # such as CONFIGURING, while its nodes boot or a prolog runs
     elif slow := slow_start(folder, record, statuses):
         words += f"; {slow}"
-    return RunState(status, words + trouble)
+    return replace(because(status, words), notes=notes)
 
 
 def _waiting_reason(job: Job) -> str:
@@ -229,12 +226,12 @@ def _ended_state(folder: Path, record: RunRecord, number: str, job: Job) -> RunS
     if first_failure(statuses) and (failure := _failure(folder, record, statuses)):
         return failure
     if not job.state and _exit_code(folder) is None:
-        return RunState(Status.LOST, f"Slurm no longer knows job {number}, and it left no result")
+        return because(Status.LOST, f"Slurm no longer knows job {number}, and it left no result")
     if ENDED.get(job.state):
-        return ended(Status.FAILED, ENDED[job.state], fix=FIX_OF_END.get(job.state, ""))
+        return because(Status.FAILED, ENDED[job.state], kind=KIND_OF_END.get(job.state, ""))
     if _exit_code(folder) == 0:
         return _interrupted_state(statuses)
-    return _failure(folder, record, statuses) or failure_without_rank(folder, job.reason)
+    return _failure(folder, record, statuses) or failure_without_rank(folder, statuses, job.reason)
 
 
 def _failure(folder: Path, record: RunRecord, statuses: list[dict[str, Any]]) -> RunState | None:
@@ -250,7 +247,7 @@ def _interrupted_state(statuses: list[dict[str, Any]]) -> RunState:
     if len(unfinished) > 8:
         ranks += f" and {len(unfinished) - 8} more"
     cause = f"the job ended before {ranks} finished: interrupted, as by a node that was set down"
-    return ended(Status.FAILED, cause, fix="resume it")
+    return because(Status.FAILED, cause, kind=INTERRUPTED)
 
 
 @dataclass(frozen=True)
@@ -316,31 +313,36 @@ def _accounted_job(number: str) -> Job:
     return Job(state, reason, start, nodes)
 
 
-def job_error(folder: Path, number: str) -> str:
-    """Return why a job must not be touched for a run; empty if its batch script lies in the run's folder.
+def job_error(folder: Path, number: str) -> Reason:
+    """Return why a job must not be touched for a run; an empty reason if its batch script lies in the run's folder.
 
     A folder may name any job of whoever cancels its run.
     """
     done = run_command("squeue", "--noheader", "--array", "--states=all", "--format=%i|%o", f"--jobs={number}")
     if done.returncode:
-        return done.stderr.strip() or "squeue: no answer"
+        return slurm_error(done.stderr.strip() or "squeue: no answer")
     scripts = []
     for line in done.stdout.splitlines():
         of_job, bar, path = line.partition("|")  # a path may have a bar in it, too
         if bar and of_job.strip() == number:
             scripts.append(path.strip())
     if not scripts and done.stdout.strip():
-        return f"squeue: its answer about job {number} cannot be read"
+        return Reason(f"squeue: its answer about job {number} cannot be read")
     if not scripts:
-        return f"squeue: Invalid job id {number}"
+        return Reason(f"squeue: Invalid job id {number}", NO_SUCH_JOB)
     script = Path(scripts[-1])
     inner = script.parent  # FOLDER/logs; of an array, SWEEP/array_0, where a link of the task's number leads to FOLDER
     owner = inner.parent if inner.name == "logs" else inner / f"{int(number.partition('_')[2] or 0):03d}"
     with suppress(OSError):
         if os.path.samefile(owner, folder) and (inner.name == "logs" or "_" in number):
-            return ""
-    words = f"{NOT_ITS_JOB} {number}, whose batch script is {script}"
-    return f"{words}, so that job is not touched; if it is yours, scancel {number} ends it"
+            return Reason()
+    words = f"the folder names job {number}, whose batch script is {script}, so that job is not touched"
+    return Reason(words, NOT_ITS_JOB, f"if it is yours, scancel {number} ends it")
+
+
+def slurm_error(words: str) -> Reason:
+    """Return what a command of Slurm says of a job, with its kind."""
+    return Reason(words, NO_SUCH_JOB if "Invalid job id" in words else "")
 
 
 def current_state(number: str) -> str:
@@ -360,10 +362,10 @@ def _rows(output: str, *, columns: int) -> list[list[str]]:
     return rows
 
 
-def scancel(*arguments: str) -> str:
-    """End a job, or send it a signal, by scancel. Return its error message; empty if there is none."""
+def scancel(*arguments: str) -> Reason:
+    """End a job, or send it a signal, by scancel. Return why that failed; an empty reason if it did not."""
     done = run_command("scancel", *arguments)
-    return done.stderr.strip() if done.returncode else ""  # a site's wrapper may print a banner
+    return slurm_error(done.stderr.strip()) if done.returncode else Reason()  # a site's wrapper may print a banner
 
 
 def run_command(

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..checkpoint.steps import best_of
-from .causes import FIXES, NEVER_LAUNCHED, NO_RECORD
 from .folder import PathLike, Row, best_words, last_row, read_heartbeat, read_metrics
 from .local import file_age, local_state
 from .player import replay_state
-from .record import REPLAY, RunRecord, RunState, Status, ended, rank_status, read_status, replay_words
+from .reasons import NEVER_LAUNCHED, NO_RECORD
+from .record import REPLAY, RunRecord, RunState, Status, because, rank_status, read_status, replay_words
 from .slurm_state import job_number, slurm_state
 from .stages import quiet_s
 
@@ -45,11 +45,11 @@ def run_state(path: PathLike) -> RunState:
         if (state := read_status(folder)).done:
             return state
         if job_number(folder):
-            return ended(Status.LOST, "its run.json is missing", fix=FIXES[NO_RECORD])
+            return because(Status.LOST, "its run.json is missing", kind=NO_RECORD)
         age = file_age(folder)
         if age is not None and age < LAUNCH_TIMEOUT_S:
-            return RunState(Status.QUEUED, "being launched")
-        return ended(Status.LOST, "it has no complete run.json: its launch was interrupted", kind=NEVER_LAUNCHED)
+            return because(Status.QUEUED, "being launched")
+        return because(Status.LOST, "it has no complete run.json: its launch was interrupted", kind=NEVER_LAUNCHED)
     rows = read_metrics(folder, last_bytes=LAST_ROWS_BYTES)
     state = STATE_BY_EXECUTOR[record.executor](folder, record, has_steps=bool(rows))
     step = rows[-1].get("step", 0) if rows else 0
@@ -59,7 +59,7 @@ def run_state(path: PathLike) -> RunState:
     words = skipped_steps(rows)
     if not words or not (state.done or state.not_finite):
         return state
-    return replace(state, reason=f"{state.reason}; {words}" if state.reason else words)
+    return replace(state, notes=(*state.notes, words))
 
 
 def not_finite(rows: Sequence[Row]) -> bool:

@@ -19,7 +19,6 @@ import submitit
 from ..hangs.rank_server import remove
 from .address import loopback_interface, reserved_port, set_interface
 from .ask_ranks import prepare_sockets
-from .causes import MEMORY
 from .error_kinds import kind_of
 from .folder import add_event, last_bytes, last_log_lines, last_row
 from .forked_ranks import ForkedRanks, are_forked
@@ -29,13 +28,14 @@ from .named_hang import with_cause
 from .preempt import PREEMPT_SIGNAL
 from .pretraining import pretrain_first
 from .rank import VISIBLE_DEVICES, run_rank
+from .reasons import MEMORY, TIME_LIMIT
 from .record import (
     RunRecord,
     RunState,
     Status,
     all_done,
+    because,
     cancelled_state,
-    ended,
     first_failure,
     rank_statuses,
     write_status,
@@ -65,7 +65,7 @@ def supervise(folder: Path) -> None:
         write_status(folder, replace(state, status=Status.STARTING))  # the cause now, the end once all is stopped
     except Exception as error:
         cause = f"the supervisor failed: {error}"
-        state = ended(Status.FAILED, cause, kind=kind_of(error), traceback=traceback.format_exc())
+        state = because(Status.FAILED, cause, kind=kind_of(error), traceback=traceback.format_exc())
     if supervisor and supervisor.step:
         supervisor.step.end()
     stop_processes(record, folder)
@@ -160,7 +160,7 @@ class Supervisor:
         if all_done(statuses):
             return RunState(Status.COMPLETED)
         if not self.job.done():
-            return RunState(Status.FAILED, f"preempted, but its ranks did not end within {EXIT_TIMEOUT_S:g} s")
+            return because(Status.FAILED, f"preempted, but its ranks did not end within {EXIT_TIMEOUT_S:g} s")
         return None
 
     def stop_requested(self) -> RunState | None:
@@ -170,7 +170,7 @@ class Supervisor:
         if self.received_signal:
             return cancelled_state(self.folder, self.record, f"stopped by {signal.Signals(self.received_signal).name}")
         if time.monotonic() > self.end:
-            return ended(Status.FAILED, f"stopped after {self.record.timeout_min} min", fix="raise launch.timeout_min")
+            return because(Status.FAILED, f"stopped after {self.record.timeout_min} min", kind=TIME_LIMIT)
         return None
 
     def failure(self) -> RunState | None:
@@ -198,9 +198,9 @@ class Supervisor:
             if oom_kills() > self.oom_kills:
                 killed = "Linux has killed a process for lack of memory since the ranks started"
             words = f"died without a traceback: {killed}"
-        then = reported.reason if reported else ""
+        others = (reported.why,) if reported else ()
         last_lines = last_log_lines(self.folder, rank) or log[-4000:]
-        return ended(Status.FAILED, f"rank {rank} {words}", kind=kind, then=then, rank=rank, traceback=last_lines)
+        return because(Status.FAILED, f"rank {rank} {words}", kind=kind, rank=rank, others=others, traceback=last_lines)
 
     def silent_ranks(self) -> list[int]:
         """Return the ranks whose process has ended without a report of its end."""

@@ -43,7 +43,7 @@ from .handle import Run
 from .interrupt import interruptible
 from .own_code import read_code, read_versions, write_code
 from .pretraining import pretrains
-from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status, check_entry, status_values
+from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status, because, check_entry, status_values
 from .site import settled
 from .start import make_folder, prepared, start, start_detached, start_trackers, warn
 from .state import SWEEP_FILE, is_run, run_state, text_table
@@ -187,12 +187,12 @@ class Sweep:
     def states(self) -> dict[str, RunState]:
         """Return the state of each member."""
         if self._has_starter():
-            not_started = RunState(Status.QUEUED, "waits for its turn")
+            not_started = because(Status.QUEUED, "waits for its turn")
         elif (self.path / "cancel").exists():
-            not_started = RunState(Status.CANCELLED, "cancelled")
+            not_started = because(Status.CANCELLED, "cancelled")
         else:
             reason = f"the process that starts the members has ended before its turn; see {self.path / LOG}"
-            not_started = RunState(Status.LOST, reason)
+            not_started = because(Status.LOST, reason)
         states = {}
         for name in self.members:
             states[name] = run_state(self.path / name) if is_run(self.path / name) else not_started

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator
 
 from ..checks.lines import NOTE, OK, WRONG, Line
 from ..params import ParamError
-from ..run.causes import NEVER_STARTS
 from ..run.folder import last_log_lines
+from ..run.reasons import NEVER_STARTS
 from ..run.record import RunState, Status
 from ..run.slow_start import SCRIPT_FILE
 from ..run.slurm_state import PREEMPTED_FILE, SUBMIT_TIMEOUT_S, WAITING, current_state
-from ..run.trouble import cause_and_fix
 from .check_run import TIME_LIMIT_MIN, CheckRun
 
 REQUEUE_WAIT_S = 60.0
@@ -31,14 +30,14 @@ def job_lines(check: CheckRun, tell: Tell, wait_s: float) -> Iterator[Line]:
     assert run is not None
     state = check.wait(tell, SUBMIT_TIMEOUT_S, until=lambda _: run.job is not None)
     if run.job is None:
-        cause, fix = cause_and_fix(state)
-        yield Line("submission", WRONG, cause or "sbatch did not answer", fix or "ask the administrators")
+        words, fix = state.why.text or "sbatch did not answer", state.why.what_to_do or "ask the administrators"
+        yield Line("submission", WRONG, words, fix)
         return
     began = time.monotonic()
     yield Line("submission", OK, f"job {run.job}")
     state = check.wait(tell, wait_s, until=lambda state: _has_started(check, state) or _never_starts(state))
     if not (state.done or _has_started(check, state)):
-        yield _queue_line(state, run.job, wait_s)
+        yield _queue_line(state, wait_s)
         yield _scancel_line(check)
         return
     if _ended_in_queue(check, state):
@@ -71,13 +70,13 @@ def _ended_in_queue(check: CheckRun, state: RunState) -> bool:
 
 
 def _never_starts(state: RunState) -> bool:
-    return state.kind == NEVER_STARTS
+    return state.why.kind in NEVER_STARTS
 
 
-def _queue_line(state: RunState, job: str, wait_s: float) -> Line:
+def _queue_line(state: RunState, wait_s: float) -> Line:
     """Return the line of a job that does not start."""
     if _never_starts(state):
-        return Line("queue", WRONG, f"job {job} would never start: {state.cause}", state.fix)
+        return Line("queue", WRONG, state.why.text, state.why.fix)
     words = f"after {wait_s / 60:.3g} min the job has not started: {state.reason}"
     fix = "check again when the partition is less busy, with --wait MINUTES, or on another launch.partition"
     return Line("queue", WRONG, words, fix)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import shutil
 import time
@@ -19,10 +18,10 @@ from ..params.run import with_cluster
 from ..run.folder import make_inner_folder, touch, write_json
 from ..run.handle import Run
 from ..run.placement import count_gpus
+from ..run.reasons import BATCH_SCRIPT, NO_PYTHON
 from ..run.record import SITE_CHECK, RunState
 from ..run.site import sbatch_options, settled, time_limit, with_time_limit
 from ..run.start import start
-from ..run.trouble import cause_and_fix
 from .judge import Asked, Ranks, missing_ranks, nodes_of, rank_lines, where
 from .rank_facts import DONE, FACTS, REQUEUE, RESTARTED, TOKEN
 from .read_facts import read_facts
@@ -34,6 +33,8 @@ SILENCE_S = 300.0
 """Seconds in which a rank may say nothing: it ends by limits of its own."""
 POLL_S = 0.2
 LOCAL_WAIT_S = 240.0
+IF_SILENT = "if their nodes do not see launch.folder, put it on a file system that all nodes share; else read the log"
+"""What to do where ranks have written nothing."""
 
 
 class CheckRun:
@@ -137,9 +138,9 @@ class CheckRun:
         nodes = ", ".join(f"{name}: {len(members)}" for name, members in nodes_of(ranks).items())
         if not missing and all(of.get("doing") == DONE for of in ranks.values()):
             return Line("ranks", OK, f"{self.asked.ranks} have started and ended ({nodes})")
-        cause, fix = cause_and_fix(state)
-        if field := re.match("launch.(setup|modules|python): ", cause):
-            return Line("batch script", WRONG, cause, f"correct {field[0].rstrip(': ')}; its output is in the log")
+        cause, fix = state.why.text, state.why.what_to_do
+        if state.why.kind == BATCH_SCRIPT:
+            return Line("batch script", WRONG, cause, fix)
         if not state.done:
             cause = f"they have not ended in time ({state.reason or state.status})"
             fix = "run the check again; if it fails again, read the logs of the ranks"
@@ -148,7 +149,8 @@ class CheckRun:
             cause = f"{where(ranks, busy[0])} did not get past its check of {ranks[busy[0]]['doing']}: {cause}"
         if missing:
             cause = f"no report from rank {', '.join(map(str, missing))}: {cause}"
-            fix = _fix_of_silence(cause)
+            if state.why.kind != NO_PYTHON:
+                fix = IF_SILENT
         return Line("ranks", WRONG, cause, fix)
 
     def remove(self) -> None:
@@ -158,10 +160,3 @@ class CheckRun:
         if self.made_parent:
             with suppress(OSError):  # there are runs in it meanwhile
                 self.run.path.parent.rmdir()
-
-
-def _fix_of_silence(cause: str) -> str:
-    """Return what to do where ranks have written nothing."""
-    if "No module named" in cause or "not found" in cause:
-        return "set launch.python to the Python that mmfsdp is installed in, in a folder that all nodes see"
-    return "if their nodes do not see launch.folder, put it on a file system that all nodes share; else read the log"

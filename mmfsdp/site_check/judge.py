@@ -229,9 +229,7 @@ def _address(asked: Asked, ranks: Ranks) -> Line:
     """Return whether the name of the first node has an address on all nodes, and answers."""
     for rank, of in sorted(ranks.items()):
         if error := of.get("address", {}).get("error"):
-            # The message itself names the field to change, at its end (run/address.py).
-            cause, _, fix = error.removeprefix("OSError: ").partition("; ")
-            return Line("address", WRONG, f"{where(ranks, rank)}: {cause}", fix.removeprefix("rank 0 listens there. "))
+            return Line("address", WRONG, f"{where(ranks, rank)}: {error}", of["address"].get("fix", ""))
     hosts = {str(of["address"].get("host")): of["address"] for of in ranks.values() if of.get("address")}
     if not hosts:
         return Line("address", NOTE, "not checked: no rank got this far")

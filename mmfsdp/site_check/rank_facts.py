@@ -21,6 +21,7 @@ from submitit import JobEnvironment
 import mmfsdp
 
 from ..params import Device, RunParams
+from ..run.error_kinds import reason_of
 from ..run.folder import make_inner_folder, read_json, touch, write_json
 from ..run.hang import Heartbeat
 from ..run.hub_cache import hub_weights
@@ -73,6 +74,8 @@ class Facts:
             found = {"error": "", **find()}
         except Exception as error:
             found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"}
+            if reason := reason_of(error):
+                found = {"error": reason.text, "fix": reason.fix}
         self.values[part] = found | {"seconds": round(time.monotonic() - start, 3)}
         self.values["doing"] = ""
         self._write()

@@ -21,7 +21,7 @@ PART_TYPES: dict[str, Types] = {
     "node": {"host": str, "node": str, "python": str, "mmfsdp": str, "environment": dict},
     "folders": {"token": str, "places": dict},
     "torch": {"version": str, "transformers": str, "cuda": str, "nccl": str, "gpus": list},
-    "address": {"host": str, "GLOO_SOCKET_IFNAME": str},
+    "address": {"host": str, "GLOO_SOCKET_IFNAME": str, "fix": str},
     "hub": {"address": str, "cache": str, "offline": bool, "missing": list, "unreachable": str},
     "gloo": {"sum": NUMBER, "ranks": int, "times": list},
     "nccl": {"sum": NUMBER, "ranks": int, "skipped": str, "wanted": bool},

@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from ..core.step import StepMetrics
 from ..params import TrainParams
-from ..run.causes import SKIPPED_STEPS
-from ..run.error_kinds import with_kind
+from ..run.error_kinds import with_reason
 from ..run.folder import MetricsWriter
+from ..run.reasons import SKIPPED_STEPS, Reason
 from .callbacks import Callback, Training
 from .optimizer import lr_factor
 
@@ -161,4 +161,4 @@ class SkippedSteps(Callback):
                 f"train.max_skipped: loss or gradient was not finite in {row['skipped_in_a_row']} steps in a row, up "
                 f"to step {row['step']}; they changed no weights. Lower train.lr, or use bf16, not fp16"
             )
-            raise with_kind(RuntimeError(words), SKIPPED_STEPS)
+            raise with_reason(RuntimeError(words), Reason(words, SKIPPED_STEPS))

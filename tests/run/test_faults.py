@@ -12,9 +12,9 @@ import pytest
 
 from mmfsdp import ParamError, Run, cli, launch
 from mmfsdp.checkpoint.steps import complete_checkpoints
-from mmfsdp.run.causes import LESS_MEMORY
 from mmfsdp.run.folder import read_events, read_json
 from mmfsdp.run.local import processes_of, stop_processes
+from mmfsdp.run.reasons import ADVICE, MEMORY
 from mmfsdp.run.record import Status
 from mmfsdp.train.evaluate import caption_held_out
 from mmfsdp.widgets.report import write_report
@@ -60,7 +60,7 @@ FAULTS = {
         "in hangs",
     ),
     "has no memory": Fault(
-        "memoryless_1_step", f"rank 1: RuntimeError{ANY}; {LESS_MEMORY}", traceback="allocate memory"
+        "memoryless_1_step", f"rank 1: RuntimeError{ANY}; {ADVICE[MEMORY].words}", traceback="allocate memory"
     ),
     "is killed for lack of memory": Fault(
         "starved_1_step",

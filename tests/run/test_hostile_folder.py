@@ -12,7 +12,7 @@ from mmfsdp.params import RunParams
 from mmfsdp.run.folder import MetricsWriter, add_event, check_links, read_events, read_json, write_json
 from mmfsdp.run.handle import Run
 from mmfsdp.run.progress import part_of
-from mmfsdp.run.record import RunRecord, RunState, Status
+from mmfsdp.run.record import RunRecord, RunState, Status, because
 from mmfsdp.run.state import read_ranks, run_state, runs_table
 from mmfsdp.run.trouble import headline, troubles
 from mmfsdp.widgets.banner import banner, tracebacks
@@ -166,7 +166,7 @@ def test_a_reason_of_megabytes_is_cut_before_it_is_searched(folder):
 
 
 def test_texts_that_need_no_file_are_clean_where_they_are_printed():
-    assert "\x1b" not in str(RunState(Status.FAILED, f"a cause {SEQUENCES}"))
+    assert "\x1b" not in str(because(Status.FAILED, f"a cause {SEQUENCES}"))
 
 
 def test_nothing_is_written_through_a_link(folder, tmp_path, capsys):

@@ -8,11 +8,11 @@ from torch._utils import ExceptionWrapper
 
 from mmfsdp import RunParams
 from mmfsdp.cli import main
-from mmfsdp.run.causes import FIXES, GONE, LESS_MEMORY, MEMORY, OF_A_RANK, SILENCE
 from mmfsdp.run.error_kinds import kind_of
-from mmfsdp.run.folder import MetricsWriter, write_json
+from mmfsdp.run.folder import MetricsWriter, read_json, write_json
 from mmfsdp.run.hang import Heartbeat
-from mmfsdp.run.record import RunState, Status, ended, write_status
+from mmfsdp.run.reasons import ADVICE, DISK, GONE, MEMORY, RANK, SILENCE, SKIPPED_STEPS, TIME_LIMIT, Reason
+from mmfsdp.run.record import RunState, Status, because, write_status
 from mmfsdp.run.state import read_ranks, run_state
 from mmfsdp.run.trouble import headline, is_ending, troubles
 from mmfsdp.run.watch import follow
@@ -75,7 +75,7 @@ def test_a_run_that_goes_well_has_no_trouble(folder):
     beat(folder, 1, "step 4 compute")
     assert of(folder) == []
     for status in (Status.COMPLETED, Status.CANCELLED):
-        write_status(folder, RunState(status, "cancelled by somebody"))
+        write_status(folder, because(status, "cancelled by somebody"))
         assert of(folder) == [] and "cancelled by somebody" in headline(run_state(folder), [])
 
 
@@ -108,12 +108,14 @@ def test_fp16_skips_steps_to_find_its_loss_scale(folder):
 def test_a_killed_rank_is_told_once(folder):
     """The banner, the headline, the tracebacks and the report together."""
     report_failure(folder, 0, AFTER_IT.removeprefix("rank 0: "), at=2.0)
-    state = ended(Status.FAILED, KILLED, kind=MEMORY, then=AFTER_IT, rank=1, traceback="last words")
-    assert state.reason == f"{KILLED}; {LESS_MEMORY}; then {AFTER_IT}"
+    state = because(
+        Status.FAILED, KILLED, kind=MEMORY, others=(Reason(AFTER_IT, rank=0),), rank=1, traceback="last words"
+    )
+    assert state.reason == f"{KILLED}; {ADVICE[MEMORY].words}; then {AFTER_IT}"
     write_status(folder, state)
     (trouble,) = of(folder)
     assert trouble.kind == "failed" and trouble.rank == 1 and trouble.text == KILLED
-    assert trouble.fix == f"{LESS_MEMORY}; then resume"
+    assert trouble.fix == f"{ADVICE[MEMORY].words}; then resume"
     state = run_state(folder)
     lines = [*follow(folder), headline(state, [trouble])]
     for shown in ("\n".join(lines), report_html(folder)):
@@ -174,35 +176,6 @@ def test_a_start_that_takes_a_minute_is_normal_work(folder, activity):
     assert [trouble.kind for trouble in of(folder)] == ["stalled"]
 
 
-HANGS = "rank 1 does not answer (in step 4 data): it hangs; the limit is 4 s"
-
-
-@pytest.mark.parametrize(
-    "state, fix",
-    [
-        (
-            ended(Status.FAILED, "the time limit was reached", fix="raise launch.timeout_min"),
-            "raise launch.timeout_min",
-        ),
-        (ended(Status.FAILED, HANGS, kind=SILENCE, rank=1), FIXES[SILENCE]),
-        (ended(Status.FAILED, "rank 0: ValueError: a; b", rank=0), OF_A_RANK),
-        (ended(Status.LOST, "its processes are gone without a result: killed", kind=GONE), FIXES[GONE]),
-        (ended(Status.FAILED, "rank 0: MemoryError", kind=MEMORY, rank=0, then="rank 1: x"), FIXES[MEMORY]),
-        (ended(Status.FAILED, "what the job printed last; then rank 1 left"), ""),
-    ],
-)
-def test_the_cause_and_the_fix_of_a_state_outlive_its_file(folder, state, fix):
-    write_status(folder, state)
-    (trouble,) = of(folder)
-    assert (trouble.text, trouble.fix, trouble.rank) == (state.cause, fix, state.rank)
-
-
-def test_a_status_of_an_earlier_version_is_shown_as_it_is(folder):
-    write_json(folder / "status.json", {"status": "FAILED", "reason": "rank 1: OSError: x; then rank 0: y", "rank": 1})
-    (trouble,) = of(folder)
-    assert (trouble.text, trouble.fix) == ("rank 1: OSError: x; then rank 0: y", OF_A_RANK)
-
-
 OWN_TEXTS = (
     "my parser crashed on row 3",
     "the sample was never entered into the table",
@@ -219,6 +192,68 @@ OWN_TEXTS = (
     "no rank reaches the end; was ended by a library in different orders and it does not end",
     "no sign of life; its launch was interrupted; can its node see this? before it started",
 )
+HANGS = "rank 1 does not answer (in step 4 data): it hangs; the limit is 4 s"
+
+
+@pytest.mark.parametrize(
+    "state, fix",
+    [
+        (
+            because(Status.FAILED, "the time limit was reached", kind=TIME_LIMIT),
+            "raise launch.timeout_min",
+        ),
+        (because(Status.FAILED, HANGS, kind=SILENCE, rank=1), ADVICE[SILENCE].fix),
+        (because(Status.FAILED, "rank 0: ValueError: a; b", rank=0), ADVICE[RANK].fix),
+        (because(Status.LOST, "its processes are gone without a result: killed", kind=GONE), ADVICE[GONE].fix),
+        (
+            because(Status.FAILED, "rank 0: MemoryError", kind=MEMORY, rank=0, others=(Reason("rank 1: x"),)),
+            ADVICE[MEMORY].fix,
+        ),
+        (because(Status.FAILED, "what the job printed last; then rank 1 left"), ""),
+    ],
+)
+def test_the_cause_and_the_fix_of_a_state_outlive_its_file(folder, state, fix):
+    write_status(folder, state)
+    (trouble,) = of(folder)
+    assert (trouble.text, trouble.fix, trouble.rank) == (state.why.text, fix, state.rank)
+
+
+def decided(folder, why):
+    """All that is decided by a reason, without a word of it."""
+    write_status(folder, RunState(Status.FAILED, why))
+    state = run_state(folder)
+    found = troubles(folder, state)
+    return [(each.kind, each.rank, each.fix) for each in found], is_ending(state, found), headline(state, found)
+
+
+@pytest.mark.parametrize("kind", ["", *ADVICE])
+def test_a_sentence_can_be_changed_without_a_change_of_what_is_decided(folder, kind):
+    """Whoever improves the words of a reason breaks nothing: what is decided is decided by its kind."""
+    write_rows(folder, [2.0, NAN, NAN])
+    sentences = {"the loss is not finite", "being cancelled", *OWN_TEXTS, *(advice.words for advice in ADVICE.values())}
+    by_kind = decided(folder, Reason("x", kind, rank=1))
+    for sentence in sentences - {""}:
+        assert decided(folder, Reason(sentence, kind, rank=1, others=(Reason(sentence),))) == by_kind, sentence
+    kinds = [each for each, _, _ in by_kind[0]]
+    assert kinds == (["failed"] if kind == SKIPPED_STEPS else ["failed", "not finite"]), "that kind says it already"
+
+
+def test_a_reason_is_read_as_it_was_written(folder):
+    others = (Reason("rank 1: OSError: x", DISK, rank=1), Reason("rank 2 left", rank=2, fix="look at it"))
+    why = Reason("rank 0 died", MEMORY, "buy more", 0, others)
+    write_status(folder, RunState(Status.FAILED, why))
+    assert run_state(folder).why == why
+    advice = f"rank 1: OSError: x; {ADVICE[DISK].words}"
+    assert read_json(folder / "status.json")["reason"] == run_state(folder).reason
+    assert run_state(folder).reason == f"rank 0 died; buy more; then {advice}; then rank 2 left; look at it"
+
+
+def test_a_status_of_an_earlier_version_is_shown_as_it_is(folder):
+    write_json(folder / "status.json", {"status": "FAILED", "reason": "rank 1: OSError: x; then rank 0: y", "rank": 1})
+    (trouble,) = of(folder)
+    assert (trouble.text, trouble.fix) == ("rank 1: OSError: x; then rank 0: y", ADVICE[RANK].fix)
+
+
 ADVICE_WORDS = ("C or C++", "silence_s", "mmfsdp check", "disk", "memory", "train.lr", "rank only", "administrators")
 
 
@@ -242,9 +277,9 @@ def test_the_text_of_a_persons_exception_is_neither_searched_nor_cut(folder, tex
     assert text in str(raised.value) and kind_of(raised.value) == ""
     report_failure(folder, 1, f"RuntimeError: {text}", at=1.0, kind=kind_of(raised.value))
     (trouble,) = of(folder)
-    assert (trouble.text, trouble.fix, trouble.rank) == (f"rank 1: RuntimeError: {text}", OF_A_RANK, 1)
+    assert (trouble.text, trouble.fix, trouble.rank) == (f"rank 1: RuntimeError: {text}", ADVICE[RANK].fix, 1)
     assert run_state(folder).reason in ("", trouble.text)
-    write_status(folder, ended(Status.FAILED, "rank 0 died", then=trouble.text, rank=0))
+    write_status(folder, because(Status.FAILED, "rank 0 died", others=(Reason(trouble.text),), rank=0))
     (trouble,) = of(folder)
     assert trouble.text == "rank 0 died" and not any(word in trouble.fix for word in ADVICE_WORDS)
 

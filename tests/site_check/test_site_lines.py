@@ -72,7 +72,7 @@ def test_what_a_rank_finds_is_told_with_its_node_by_the_line_that_is_for_it():
         (
             "address",
             ("rank 1 on node1: no rank reaches it", "set it"),
-            {"address": {"error": "no rank reaches it; set it"}},
+            {"address": {"error": "no rank reaches it", "fix": "set it"}},
         ),
         ("gloo", ("rank 1 on node1: timed out", "launch.interface"), {"gloo": {"error": "timed out"}}),
         ("nccl", ("rank 1 on node1 was killed during this check", "NCCL_DEBUG"), {"doing": "nccl"}),

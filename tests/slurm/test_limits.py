@@ -32,11 +32,11 @@ def test_a_job_that_can_never_start_says_what_to_change(accounted, submit):
         run = runs[name]
         # A job may have the general reason PartitionConfig until the scheduler has looked at it.
         state = until(
-            lambda r=run, f=fix: (s := r.state()).reason.startswith(f"will not start: {f}") and s,
+            lambda r=run, f=fix: (s := r.state()).why.fix.startswith(f) and s,
             words=lambda r=run: str(r.state()),
         )
         assert state.status is Status.QUEUED
-        assert f"(job {run.job}: " in state.reason
+        assert f"job {run.job} will not start: " in state.reason and fix in state.reason
 
 
 def test_members_beyond_a_limit_on_submitted_jobs_wait_for_their_turn(accounted, cluster, tmp_path):

@@ -51,7 +51,7 @@ def faults(folder: Path) -> dict[str, Fault]:
         ),
         "held": Fault(
             {"sbatch": ["hold"]},
-            {"queue": ("would never start: JobHeldUser", "scontrol release")},
+            {"queue": ("will not start: JobHeldUser", "scontrol release")},
         ),
         "interrupted": Fault({"sbatch": ["begin=now+1hour"]}, {}),
         "cancelled": Fault(

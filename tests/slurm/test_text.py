@@ -264,7 +264,7 @@ def test_banners_are_no_jobs(fake_slurm, tmp_path):
     assert queue.find_job("77", user=0).state == "RUNNING" and queue.find_job("78", user=0).state == "TIMEOUT"
     (fake_slurm / "squeue").write_text("#!/bin/sh\necho 'Maintenance | on Friday'; echo '77|COMPLETED'; echo bye\n")
     assert queue.current_state("77") == "COMPLETED"
-    assert queue.scancel("77") == "" == queue.scancel("--signal=USR2", "77")
+    assert not queue.scancel("77") and not queue.scancel("--signal=USR2", "77")
     assert largest_array() == 3
     (fake_slurm / "scontrol").write_text("#!/bin/sh\necho 'MaxArraySize            = 0'\n")
     assert largest_array() == 1

@@ -11,7 +11,7 @@ from mmfsdp import RunParams
 from mmfsdp.run.folder import MetricsWriter, add_event, read_heartbeat, write_json
 from mmfsdp.run.hang import Heartbeat
 from mmfsdp.run.local import processes_of
-from mmfsdp.run.record import RunState, Status
+from mmfsdp.run.record import RunState, Status, because
 from mmfsdp.run.state import read_ranks
 from mmfsdp.run.watch import LogLine
 from mmfsdp.widgets import RunPanel
@@ -169,7 +169,7 @@ def test_ranks_that_are_quiet_or_failed_stand_out(folder):
     page = rank_grid(read_ranks(folder, 3, running))
     assert "▲ rank 1</b> step 5 · 1,201 tokens/s · step 5 compute 60 s ago · 5 MiB" in page and "○ rank 2" in page
     write_json(folder / "logs/rank1.json", {"state": "failed", "error": HOSTILE, "traceback": HOSTILE})
-    failed = read_ranks(folder, 3, RunState(Status.FAILED, rank=1))
+    failed = read_ranks(folder, 3, because(Status.FAILED, "", rank=1))
     assert [r.status for r in failed] == ["stopped", "failed", "stopped"]
     assert "<script" not in tracebacks(failed) and tracebacks(failed).count("&lt;script") == 2
     assert len(rank_grid(read_ranks(folder, 1024, running))) < 200_000
