@@ -300,10 +300,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print()
             return interrupts.EXIT_CODE
         message = without_controls(" ".join(str(error).split()))
-        reason = Reason(message, kind_of(error))  # safetensors reports a full disk with an error of its own
-        if not (
-            ADVICE.get(reason.kind, UNKNOWN).told or isinstance(error, (ParamError, OSError))
-        ):  # a bug, whose traceback a person should see
+        reason = Reason(message, kind_of(error))
+        # safetensors reports a full disk with an error of its own.
+        is_known = isinstance(error, (ParamError, OSError)) or ADVICE.get(reason.kind, UNKNOWN).told
+        if not is_known:  # a bug, whose traceback a person should see
             print(without_controls(traceback.format_exc()), file=sys.stderr)
             return 1
         print(f"mmfsdp {command}: {reason}", file=sys.stderr)

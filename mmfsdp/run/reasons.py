@@ -120,7 +120,7 @@ ADVICE = {
     BATCH_SCRIPT: Advice("correct {field}; its output is in the log", resume=False),
     GONE: Advice("free some disk space if the disk is full"),
     NEVER_LAUNCHED: Advice("launch it again", resume=False),
-    NO_RECORD: Advice("cancel it, in case that it still runs; then launch it again", resume=False),
+    NO_RECORD: Advice("cancel it, in case that it still runs; then launch it again", told=True, resume=False),
     NO_SIGN: Advice("look at that machine: it is down, or does not see this folder", resume=False),
     TIME_LIMIT: Advice("raise launch.timeout_min", told=True, resume=False),
     JOB_MEMORY: Advice("raise launch.mem", told=True, resume=False),
