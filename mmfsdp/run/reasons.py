@@ -182,7 +182,7 @@ class Reason:
 
     @property
     def what_to_do(self) -> str:
-        """What to do, in words; empty where nobody knows it."""
+        """Advice, in words; empty where nobody knows what to do."""
         fix = self.fix or ADVICE.get(self.kind, UNKNOWN).fix
         return ADVICE[RANK].fix if not fix and self.rank is not None else fix
 
