@@ -15,11 +15,9 @@ from ..core.micro_batch import MappingBatch
 from ..data.batch import IMAGE, Sample
 from ..data.corrupt import CorruptRecord
 from ..data.media import PICTURE, PICTURE_NAME, media_of
-from ..data.own_processor import OwnProcessor
 from ..data.processor import SampleProcessor
 from ..data.sources import Splits
 from ..data.stream import GivenRow
-from ..models import Flamingo, MultimodalModel
 from ..models.kinds import kind_of
 from ..params import ParamError, RunParams
 
@@ -73,13 +71,7 @@ def refusal(processor: SampleProcessor, row: Any) -> str:
     """Return why a row cannot be used; "" if it can."""
     if isinstance(row, CorruptRecord):
         return row.reason
-    if isinstance(processor, OwnProcessor):
-        return processor.refusal(row)
-    try:
-        processor.collate([processor.encode(row, seed=0)])
-    except CorruptRecord as error:
-        return error.reason
-    return ""
+    return processor.refusal(row)
 
 
 def _without_picture(processor: SampleProcessor, rows: list[Any]) -> tuple[Any, str]:
@@ -111,12 +103,15 @@ def _is_picture(key: str, value: Any) -> bool:
 def random_batches(model: nn.Module, params: RunParams, ranks: int) -> TrialBatches:
     """Return batches of random values, in the shapes of the plan. Raises ParamError where nobody knows them."""
     example = None
-    picture_tokens = model.num_tokens["vision"] if isinstance(model, MultimodalModel) else 0
-    length = min(params.data.max_length, picture_tokens + TEXT_TOKENS)
+    kind = kind_of(params.model)
+    picture = kind.picture_ids(model)
+    length = min(params.data.max_length, len(picture) + TEXT_TOKENS)
+    if len(picture) >= length:
+        raise ParamError("data.max_length", f"is too short for a picture of {len(picture)} tokens; raise it")
     while example is None:
         try:
             sized = params.change(**{"train.batch_size": ranks * params.train.batch_size, "data.max_length": length})
-            example = kind_of(params.model).example(model, sized, None)
+            example = kind.example(model, sized, None)
         except ParamError:  # too short for a picture
             if length >= params.data.max_length:
                 raise
@@ -126,27 +121,19 @@ def random_batches(model: nn.Module, params: RunParams, ranks: int) -> TrialBatc
             words = "has no processor on this machine, and no `picture` that says what it makes of one"
             raise ParamError("model", f"{words}; set model.name to a folder, or model.picture")
     generator = torch.Generator().manual_seed(0)
-    example["input_ids"], example["labels"] = _random_ids(model, example["input_ids"], generator)
+    example["input_ids"], example["labels"] = _random_ids(picture, example["input_ids"], generator)
     example = {key: tree_map(lambda value: _random(value, generator), value) for key, value in example.items()}
     of_ranks = [MappingBatch(_part(example, rank, ranks)) for rank in range(ranks)]
     return TrialBatches(of_ranks, MappingBatch(example), note="there is no tokenizer on this machine")
 
 
-def _random_ids(model: Any, ids: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return tokens with a picture at the beginning of each row, and labels."""
+def _random_ids(picture: list[int], ids: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return tokens with a picture's at the beginning of each row, or where `ids` have one already, and labels."""
     text = torch.randint(3, 40, ids.shape, generator=generator)
-    first = torch.arange(ids.shape[1])[None].expand(ids.shape)
-    if isinstance(model, Flamingo):
-        text[:, 0] = model.tokens.image
-        return text, text.masked_fill(first == 0, -100)
-    if isinstance(model, MultimodalModel):
-        count = model.num_tokens["vision"]
-        if count >= ids.shape[1]:
-            raise ParamError("data.max_length", f"is too short for a picture of {count} tokens; raise it")
-        text = text.masked_fill(first < count, model.placeholders["vision"])
-        return text, text.masked_fill(first < count, -100)
-    is_picture = ids != 0
-    return torch.where(is_picture, ids, text), text.masked_fill(is_picture, -100)
+    is_picture = ids != 0 if not picture else (torch.arange(ids.shape[1]) < len(picture)).expand(ids.shape)
+    tokens = text.clone()
+    tokens[is_picture] = torch.tensor(picture * len(ids)) if picture else ids[is_picture]
+    return tokens, text.masked_fill(is_picture, -100)
 
 
 def _random(value: Any, generator: torch.Generator) -> Any:

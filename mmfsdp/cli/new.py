@@ -32,6 +32,7 @@ FALLBACK_LENGTH = 256
 """max_length where no tokenizer of the model is here."""
 SMALL = "tiny"
 """The preset whose backbones are taken where no model is named."""
+JOINED_WORDS = "flamingo joins the two by gated cross-attention instead; model.lora_rank adds LoRA"
 SMALL_WORDS = (
     "the demo's backbones: they know the 48 words of the demo's captions alone, so this shows that everything runs. To "
     "learn from your texts name a model of yours: --vision DIR --language DIR, or --model NAME"
@@ -45,7 +46,7 @@ def new(values: Namespace) -> int:
         raise ParamError("file", f"{values.file!r} exists already; give another name, or remove it first")
     if not target.absolute().parent.is_dir():
         raise ParamError("file", f"{values.file!r} is in a folder that does not exist; make {target.parent} first")
-    base = base_params(values)
+    base, comments = base_params(values)
     say("looking at the data")
     from ..data.detect import detect
 
@@ -53,8 +54,8 @@ def new(values: Namespace) -> int:
     for line in describe(found):
         print(line)
     say("looking at the model")
-    params, comments = with_data(base, found)
-    text = as_yaml(params, comments, command_of(values))
+    params, of_data = with_data(base, found)
+    text = as_yaml(params, comments | of_data, command_of(values))
     with target.open("x", encoding="utf-8") as file:  # fails where it was made meanwhile
         file.write(text)
     if RunParams.from_yaml(target) != params:
@@ -73,8 +74,11 @@ def command_of(values: Namespace) -> str:
     return shlex.join(words)
 
 
-def base_params(values: Namespace) -> RunParams:
-    """Return the parameters of the model that the words name, without data. Raises ParamError."""
+def base_params(values: Namespace) -> tuple[RunParams, dict[str, str]]:
+    """Return the parameters of the model that the words name, without data, and comments on them by dotted names.
+
+    Raises ParamError.
+    """
     backbones = [name for name in ("vision", "language") if getattr(values, name)]
     if values.model and backbones:
         raise ParamError(backbones[0], "names a part of a model, and --model a complete one; give only one of them")
@@ -84,16 +88,16 @@ def base_params(values: Namespace) -> RunParams:
     params = RunParams()
     if values.model:
         model = _place(values.model)
-        return params.change(**{"model.kind": ModelKind.TRANSFORMERS, "model.name": model})
+        return params.change(**{"model.kind": ModelKind.TRANSFORMERS, "model.name": model}), {}
     if backbones:
         vision, language = _place(values.vision), _place(values.language)
         changes: dict[str, Any] = {"model.kind": ModelKind.MULTIMODAL}
         changes["model.vision"] = {"source": BackboneSource.TRANSFORMERS, "name": vision, "weights": vision}
         changes["model.language"] = {"name": language, "weights": language}
-        return params.change(**changes)
+        return params.change(**changes), {"model.kind": JOINED_WORDS}
     small = load(SMALL)
     changes = {"model": small.model, "train.lr": small.train.lr, "launch.threads": small.launch.threads}
-    return params.change(**changes)
+    return params.change(**changes), {"model": SMALL_WORDS}
 
 
 def _place(name: str) -> str:
@@ -182,10 +186,6 @@ def with_data(base: RunParams, found: Detected) -> tuple[RunParams, dict[str, st
         "train.lr": "try other values of it first: mmfsdp sweep --grid train.lr=1e-4,1e-3",
         "train.eval_every": "steps between two measurements of the loss on held-out samples",
     }
-    if params.model.kind is ModelKind.MULTIMODAL:
-        comments["model.kind"] = "flamingo joins the two by gated cross-attention instead; model.lora_rank adds LoRA"
-    elif params.model.kind is ModelKind.FLAMINGO:
-        comments["model"] = SMALL_WORDS
     return params, comments
 
 

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from ..core.precision import cast_inputs
 from ..core.weights import copy_from_rank0
 from ..models.flamingo import Flamingo
+from .layout import Exported, Layout
 
 TABLE, NEW_TOKENS = ".table.weight", ".new_tokens.weight"
 
@@ -131,6 +132,15 @@ def save_open_flamingo(model: Flamingo, path: str | Path) -> None:
         elif name in trainable and not name.endswith(NEW_TOKENS):
             tensors[_their_name(name)] = value.contiguous()
     torch.save(tensors, path)
+
+
+def _write_layout(exported: Exported, to: Path) -> None:
+    exported.params.to_yaml(to / "params.yaml")
+    save_open_flamingo(exported.model, to / "checkpoint.pt")
+
+
+OPEN_FLAMINGO = Layout(_write_layout)
+"""The checkpoint of what was trained, beside the run's parameters."""
 
 
 def _their_name(name: str) -> str:

@@ -262,6 +262,10 @@ class Batch:
             media={name: function(tensor) for name, tensor in self.media.items()},
         )
 
+    def new_tokens(self, generated: Tensor) -> Tensor:
+        """Return what `generate` added to the prompts (B, L) in its rows (B, L + new)."""
+        return generated[:, self.input_ids.shape[1] :]
+
     def inputs(self) -> dict[str, Any]:
         """Return the arguments of `model(**batch.inputs())`, or of `model.generate` if there are no labels."""
         values: dict[str, Any] = {"input_ids": self.input_ids, "media": self.media}

@@ -59,6 +59,8 @@ class SampleProcessor(ABC):
 
     takes_given_rows: ClassVar[bool] = False
     """It takes the rows of a person's own reader as they are, not as samples."""
+    shows_tokens: ClassVar[bool] = False
+    """Its batches are those of a MediaModel, and it has `piece`, so that the tokens of an answer can be shown."""
     tokenizer: Any
     image_size: int
     """Side of the pictures that a source draws for it, in pixels."""
@@ -114,6 +116,15 @@ class SampleProcessor(ABC):
             return error.reason
         return ""
 
+    @property
+    def can_prompt(self) -> bool:
+        """Return True if it has what captions need: `prompts` and `decode`."""
+        return True
+
+    def piece(self, token: int) -> str:
+        """Return the text of a token of an answer, for people."""
+        raise NotImplementedError(f"{type(self).__name__} shows no tokens")
+
     def takes(self, sample: Sample) -> bool:
         """Return true if a sample asks about pictures that the processor takes, and so can be captioned."""
         return IMAGE in sample.prompt and not self.refusal(sample)
@@ -133,6 +144,7 @@ class Processor(SampleProcessor):
     interleaved text none before the first picture nor between an END_OF_CHUNK and the next picture.
     """
 
+    shows_tokens: ClassVar[bool] = True
     mean: Sequence[float]
     std: Sequence[float]
     picture_tokens: int = field(default=1, kw_only=True)
@@ -160,6 +172,10 @@ class Processor(SampleProcessor):
             row = dropwhile(lambda token: token == self.pad_id, row)
             rows.append(list(takewhile(lambda token: token not in ends, row)))
         return super().decode(rows)
+
+    def piece(self, token: int) -> str:
+        """Return the text of a token; (end) for END_OF_CHUNK."""
+        return "(end)" if token == self.end_id else self.tokenizer.decode([token])
 
     def encode(self, sample: Sample, *, seed: int | None = None) -> EncodedSample:
         """Return one sample, encoded; `seed` drives the augmentation (default: none). Raises CorruptRecord."""

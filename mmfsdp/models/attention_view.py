@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import singledispatch
 from typing import Any
 
 import torch
@@ -22,18 +23,27 @@ from .multimodal import MultimodalModel
 from .perceiver import PerceiverAttention
 
 
-def looking_layers(model: MediaModel) -> list[int]:
-    """Return the decoder layers for which `picture_attention` works.
+@singledispatch
+def looking_layers(model: nn.Module) -> list[int]:
+    """Return the decoder layers for which `picture_attention` works: none of a model whose class has no rule here.
 
     Of a Flamingo those with gated cross-attention; all of a model whose projector keeps the patches; else none.
     """
-    if isinstance(model, Flamingo):
-        return [i for i, layer in enumerate(model.layers) if layer.cross_attention is not None]
-    if isinstance(model, MultimodalModel) and "vision" in model.encoders:
-        encoder: Any = model.encoders["vision"]
-        if model.num_tokens["vision"] == encoder.num_tokens:
-            return list(range(model.language_model.config.get_text_config().num_hidden_layers))
     return []
+
+
+@looking_layers.register
+def _of_flamingo(model: Flamingo) -> list[int]:
+    return [i for i, layer in enumerate(model.layers) if layer.cross_attention is not None]
+
+
+@looking_layers.register
+def _of_multimodal(model: MultimodalModel) -> list[int]:
+    if "vision" not in model.encoders:
+        return []
+    encoder: Any = model.encoders["vision"]
+    keeps_patches = model.num_tokens["vision"] == encoder.num_tokens
+    return list(range(model.language_model.config.get_text_config().num_hidden_layers)) if keeps_patches else []
 
 
 @torch.no_grad()
@@ -51,12 +61,18 @@ def picture_attention(
         raise ValueError(
             f"layer: {layer} does not look at patches; those that do are {looking_layers(model) or 'none'}"
         )
-    if isinstance(model, Flamingo):
-        return _flamingo(model, input_ids, media, layer)
-    assert isinstance(model, MultimodalModel)
-    return _among_text(model, input_ids, media, layer)
+    return attention_in(model, input_ids, media, layer)
 
 
+@singledispatch
+def attention_in(
+    model: MediaModel, input_ids: torch.Tensor, media: Mapping[str, torch.Tensor], layer: int
+) -> torch.Tensor:
+    """Return the attention of a layer that looks at patches, as `picture_attention`."""
+    raise NotImplementedError(f"attention_in has no rule for {type(model).__name__}")
+
+
+@attention_in.register
 def _flamingo(model: Flamingo, input_ids: torch.Tensor, media: Mapping[str, torch.Tensor], layer: int) -> torch.Tensor:
     cross: MaskedCrossAttention = model.layers[layer].cross_attention.attn  # type: ignore[union-attr, assignment]
     perceiver: PerceiverAttention = next(model.perceiver.layers[-1].children())  # type: ignore[assignment, union-attr]
@@ -79,6 +95,7 @@ def _flamingo(model: Flamingo, input_ids: torch.Tensor, media: Mapping[str, torc
     )
 
 
+@attention_in.register
 def _among_text(
     model: MultimodalModel, input_ids: torch.Tensor, media: Mapping[str, torch.Tensor], layer: int
 ) -> torch.Tensor:

@@ -13,13 +13,15 @@ from transformers import PreTrainedModel
 
 from ..data.processor import SampleProcessor
 from ..data.sources import Splits
-from ..params import GENERATED, BackboneParams, ModelParams, RunParams
-from .backbones import build_language, load_tokenizer
+from ..params import GENERATED, BackboneParams, BackboneSource, ModelParams, RunParams
+from .backbones import build_language, load_config, load_tokenizer
 from .encoders import VisionEncoder, build_vision
+from .few_layers import LAYERS, json_values, shallow_config
 from .generated import resolve_generated
 from .kinds import Built, Kind
 from .loss_in_head import loss_in_head
 from .media_model import MediaModel
+from .open_clip_towers import open_clip_config
 from .weight_files import tensor_sources
 
 
@@ -27,6 +29,7 @@ class BackbonesKind(Kind):
     """A model around a vision encoder and a language model, which are built by themselves."""
 
     generated = ("vision", "language")
+    layouts = {"from_pretrained": "mmfsdp.compat.export:OURS"}
 
     @abstractmethod
     def assemble(
@@ -72,6 +75,19 @@ class BackbonesKind(Kind):
             media = {"vision": torch.empty(size, 1, 1, *encoder.item_shape)}
         return {"input_ids": ids, "labels": ids, "media": media}
 
+    def few_layers(self, params: ModelParams, folder: Path) -> ModelParams:
+        """Return them with few layers in both backbones and between them; generated ones, which are small, stay."""
+        if GENERATED in (params.vision.weights, params.language.weights):
+            return params
+        processor = self.build(params, meta=True, download=False, read=False).processor
+        shallow = params.change(
+            vision=_shallow_backbone(params.vision, "vision"),
+            language=_shallow_backbone(params.language, "language"),
+            cross_attention_every=min(params.cross_attention_every, LAYERS),
+            perceiver_depth=min(params.perceiver_depth, LAYERS),
+        )
+        return shallow.change(**{"language.name": ""}) if processor is None else shallow
+
     def generated_from(self, params: ModelParams) -> list[Any]:
         """Return the configurations of both backbones."""
         return [[str(part.source), part.name, part.config] for part in (params.vision, params.language)]
@@ -92,3 +108,12 @@ def _tokenizer(
         assert isinstance(table, nn.Embedding)
         return words if len(words) <= table.num_embeddings else None
     return None
+
+
+def _shallow_backbone(params: BackboneParams, field: str) -> BackboneParams:
+    """Return a backbone with few layers and random weights; its name stays, for the tokenizer."""
+    if params.source is BackboneSource.OPEN_CLIP:
+        return params.change(config=shallow_config(json_values(open_clip_config(params))), weights=None)
+    config = json_values(load_config(params, field).to_dict())
+    name = params.name or params.weights or ""
+    return params.change(config=shallow_config(config), weights=None, name=name)

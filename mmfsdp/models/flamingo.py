@@ -21,7 +21,7 @@ from .cross_attention import FlamingoLayer, GatedCrossAttention, media_mask
 from .encoders import VisionEncoder
 from .media_model import MediaModel
 from .perceiver import PerceiverResampler
-from .tokens import TokenIds, extend_vocabulary
+from .tokens import TokenIds, extend_vocabulary, merge_vocabulary
 
 
 class Flamingo(MediaModel):
@@ -30,6 +30,8 @@ class Flamingo(MediaModel):
     Changes the language model in place: its layers, embeddings and head are wrapped. Gates start at 0, so a new model's
     logits are the language model's.
     """
+
+    own_modules = frozenset({"perceiver", "cross_attention"})
 
     def __init__(
         self,
@@ -71,6 +73,14 @@ class Flamingo(MediaModel):
         layers = self.language_model.get_submodule(self.layers_name)
         assert isinstance(layers, nn.ModuleList)
         return layers
+
+    def take_language_model(self) -> PreTrainedModel:
+        """Return the language model without cross-attention, and with the new tokens as its tables' last rows."""
+        layers = self.layers
+        for i, layer in enumerate(layers):
+            layers[i] = layer.decoder_layer  # type: ignore[assignment]
+        merge_vocabulary(self.language_model, self.tokens)
+        return self.language_model
 
     def _pictures(self, input_ids: torch.Tensor) -> torch.Tensor:
         return (input_ids == self.tokens.image).sum(dim=1)  # (B,)

@@ -20,6 +20,12 @@ class FlamingoKind(BackbonesKind):
     """A Flamingo: see flamingo.py."""
 
     vision_encoder = "vision_encoder"
+    layouts = {**BackbonesKind.layouts, "open_flamingo": "mmfsdp.compat.openflamingo:OPEN_FLAMINGO"}
+
+    def picture_ids(self, model: nn.Module) -> list[int]:
+        """Return the image token: a picture is not among the text."""
+        assert isinstance(model, Flamingo)
+        return [model.tokens.image]
 
     def assemble(
         self, params: ModelParams, vision: VisionEncoder, language: PreTrainedModel, tokenizer: Any, *, meta: bool

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +54,17 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
             return super().__getattr__(name)
         except AttributeError:  # transformers' generate reads much: device, dtype, config, generation_config, ...
             return getattr(super().__getattr__("language_model"), name)
+
+    own_modules: ClassVar[frozenset[str]] = frozenset()
+    """Names of the modules that belong to no backbone."""
+
+    def is_of_no_backbone(self, name: str) -> bool:
+        """Return True if a parameter or buffer of this dotted name belongs to no backbone."""
+        return not self.own_modules.isdisjoint(name.split("."))
+
+    def take_language_model(self) -> Any:
+        """Return the language model as its library has it. The model is taken apart and cannot be used afterwards."""
+        return self.language_model
 
     @property
     def picture_key(self) -> str:

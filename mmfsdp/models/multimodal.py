@@ -46,6 +46,8 @@ class MultimodalModel(MediaModel):
     not fit.
     """
 
+    own_modules = frozenset({"projectors"})
+
     def __init__(
         self,
         encoders: Mapping[str, ModalEncoder | nn.Module],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from ..data.processor import MultimodalProcessor, Processor, add_placeholder
@@ -20,6 +21,11 @@ class MultimodalKind(BackbonesKind):
     """A MultimodalModel with pictures: see multimodal.py."""
 
     vision_encoder = "encoders.vision"
+
+    def picture_ids(self, model: nn.Module) -> list[int]:
+        """Return a placeholder for each of a picture's tokens."""
+        assert isinstance(model, MultimodalModel)
+        return [model.placeholders["vision"]] * model.num_tokens["vision"]
 
     def assemble(
         self, params: ModelParams, vision: VisionEncoder, language: PreTrainedModel, tokenizer: Any, *, meta: bool

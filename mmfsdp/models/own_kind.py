@@ -58,7 +58,21 @@ class OwnKind(Kind):
     """A person's own model and processor."""
 
     planned_with_example = True
+    example_of_data = True
     tensors_by_name = False
+
+    @classmethod
+    def of(cls, params: ModelParams) -> Kind:
+        """Return the person's own kind, if `model.build` names a class of one; else the kind of what it builds.
+
+        Raises OwnCodeError.
+        """
+        assert params.build is not None
+        named = load_own(FIELD, params.build)
+        if isinstance(named, type) and issubclass(named, Kind):
+            kind: Kind = call_own(FIELD, params.build)
+            return kind
+        return cls()
 
     def build(self, params: ModelParams, *, meta: bool, download: bool, read: bool) -> Built:
         """Call the person's function; for the meta device, under it where it allows that."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from ..core.plan import WrapPlan
 from ..data.chat import BLANK, ChatProcessor
 from ..data.processor import SampleProcessor
 from ..data.sources import Splits
-from ..params import ModelParams, ParamError, RunParams
+from ..params import GENERATED, ModelParams, ParamError, RunParams
 from .backbones import forward_arguments
-from .from_transformers import build_vlm, check_calls, spell_out_parts
+from .few_layers import json_values, shallow_config
+from .from_transformers import build_vlm, check_calls, spell_out_parts, vlm_config
 from .generated import resolve_generated
 from .kinds import Built, Kind
 
@@ -26,6 +28,10 @@ class TransformersKind(Kind):
 
     planned_with_example = True  # Mllama's projector is registered last and runs in between
     generated = ("model",)
+    layouts = {
+        "from_pretrained": "mmfsdp.compat.export_vlm:WHOLE",
+        "adapter": "mmfsdp.compat.export_vlm:ADAPTER",
+    }
 
     def build(self, params: ModelParams, *, meta: bool, download: bool, read: bool) -> Built:
         """Build the model by its name, its folder or its configuration."""
@@ -52,6 +58,21 @@ class TransformersKind(Kind):
     def check_plan(self, model: nn.Module, plan: WrapPlan) -> None:
         """Raise ParamError where the number of a rank's collectives would depend on the pictures in its batch."""
         check_calls(model, plan)
+
+    def few_layers(self, params: ModelParams, folder: Path) -> ModelParams:
+        """Return them with few layers; one that has a processor, which is loaded from a folder, is written there."""
+        if params.weights == GENERATED:
+            return params
+        shallow = params.change(config=shallow_config(json_values(vlm_config(params).to_dict())), weights=None)
+        processor = self.build(params, meta=True, download=False, read=False).processor
+        if processor is None:
+            return shallow.change(name="")  # which would be looked for on the hub
+        assert isinstance(processor, ChatProcessor)
+        alone = shallow.change(name="", lora_rank=None, lora_targets=())
+        source = folder / "model"
+        self.build(alone, meta=False, download=True, read=False).model.save_pretrained(source)
+        processor.processor.save_pretrained(source)
+        return params.change(name=str(source), weights=None, config={})
 
     def generated_from(self, params: ModelParams) -> list[Any]:
         """Return the configuration."""

@@ -13,7 +13,6 @@ from .enums import (
     FrozenDtype,
     FrozenPolicy,
     GpusAs,
-    ModelKind,
     Precision,
     ProjectorKind,
     Schedule,
@@ -23,6 +22,7 @@ from .enums import (
 )
 from .fsdp import HYBRID, FSDPParams
 from .launching import LaunchParams
-from .model import GENERATED, RECIPES, BackboneParams, ModelParams
+from .model import GENERATED, BackboneParams, ModelParams
+from .model_kinds import RECIPES, ModelKind
 from .run import RunParams, load, preset_names
 from .train import TrainParams

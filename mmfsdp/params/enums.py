@@ -165,31 +165,6 @@ class BackboneSource(Choice):
     TRANSFORMERS = "transformers", "A transformers vision model or causal language model."
 
 
-class ModelKind(Choice):
-    """The way of media into the language model. A new one is a line here and a class; see models/kinds.py."""
-
-    FLAMINGO = (
-        "flamingo",
-        "By gated cross-attention between its layers.",
-        "mmfsdp.models.flamingo_kind:FlamingoKind",
-    )
-    MULTIMODAL = (
-        "multimodal",
-        "As tokens among the text's, through a projector (LLaVA).",
-        "mmfsdp.models.multimodal_kind:MultimodalKind",
-    )
-    TRANSFORMERS = (
-        "transformers",
-        "As a vision-language model of transformers does it; `name` says which.",
-        "mmfsdp.models.transformers_kind:TransformersKind",
-    )
-    OWN = (
-        "own",
-        "As your own model does it; `build` says which.",
-        "mmfsdp.models.own_kind:OwnKind",
-    )
-
-
 class ProjectorKind(Choice):
     """The module that carries an encoder's tokens into the language model."""
 

@@ -8,7 +8,8 @@ from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
 from .base import ParamError, Params
-from .enums import BackboneSource, ModelKind, ProjectorKind
+from .enums import BackboneSource, ProjectorKind
+from .model_kinds import RECIPES, ModelKind, kinds_that_read
 from .own import EXAMPLE, OwnCode, path_of
 
 if TYPE_CHECKING:
@@ -18,26 +19,6 @@ else:
 
 GENERATED = "generated"
 """`weights` value: pretrained here, once, on the generated pictures, and kept in the user's cache folder."""
-
-RECIPES: dict[str, tuple[str, ...]] = {
-    "flamingo": (
-        "vision_encoder.*",
-        "language_model.*",
-        "!language_model.*.cross_attention.*",
-        "!language_model.*.new_tokens.*",
-    ),
-    "llava_stage1": ("encoders.*", "language_model.*"),
-    "llava_stage2": ("encoders.*",),
-    "llava_lora": ("encoders.*", "language_model.*", "!language_model.*.lora_*"),
-}
-"""Patterns of known recipes, by the name that may stand for them among the patterns."""
-
-DEFAULT_FREEZE: dict[ModelKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    ModelKind.FLAMINGO: (RECIPES["flamingo"], RECIPES["flamingo"]),
-    ModelKind.MULTIMODAL: (RECIPES["llava_stage1"], RECIPES["llava_lora"]),
-    ModelKind.TRANSFORMERS: (("*", "!projector"), ("*", "!projector", "!lora")),
-}
-"""Patterns that are frozen unless told otherwise, without and with LoRA; of another kind of model, none."""
 
 PARTS = ("vision", "projector", "language", "lora")
 """Parts of a model of transformers, which may stand for the patterns of their parameters, whatever these are called."""
@@ -77,20 +58,6 @@ class BackboneParams(Params):
         if not self.name and not self.config:
             raise ParamError("name", "is empty, and so is config; give a model name, a folder or a configuration")
         return self
-
-
-_BACKBONES_ONLY = (
-    "vision",
-    "language",
-    "cross_attention_every",
-    "cross_attend_all",
-    "num_latents",
-    "perceiver_depth",
-    "attention_heads",
-    "attention_head_dim",
-    "decoder_layers",
-)
-"""Fields of ModelParams that say nothing about a model of transformers."""
 
 
 class ModelParams(Params):
@@ -177,17 +144,13 @@ class ModelParams(Params):
     unset: found."""
 
     NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
-        "projector": ("kind", (ModelKind.MULTIMODAL,)),
-        "loss_in_head": ("kind", (ModelKind.FLAMINGO, ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS)),
-        "lora_rank": ("kind", (ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS, ModelKind.OWN)),
-        "lora_targets": ("kind", (ModelKind.MULTIMODAL, ModelKind.TRANSFORMERS, ModelKind.OWN)),
-        **dict.fromkeys(("name", "weights", "config", "picture"), ("kind", (ModelKind.TRANSFORMERS,))),
-        **dict.fromkeys(_BACKBONES_ONLY, ("kind", (ModelKind.FLAMINGO, ModelKind.MULTIMODAL))),
+        name: ("kind", kinds) for name, kinds in kinds_that_read().items()
     }
     LEFT_OUT: ClassVar[dict[str, Any]] = {"max_images": None, "max_frames": None, "encoders": []}
-
     SETS_BACK: ClassVar[dict[str, tuple[str, ...]]] = {
-        "build": ("kind", *(name for name, (_, kinds) in NEEDS.items() if ModelKind.OWN not in kinds)),
+        kind.takes.chosen_by: ("kind", *(name for name, kinds in kinds_that_read().items() if kind not in kinds))
+        for kind in ModelKind
+        if kind.takes.chosen_by
     }
 
     @property
@@ -195,8 +158,7 @@ class ModelParams(Params):
         """Return the patterns of `freeze`; where it is unset, those of this kind of model."""
         if self.freeze is not None:
             return self.freeze
-        without_lora, with_lora = DEFAULT_FREEZE.get(self.kind, ((), ()))
-        return with_lora if self.lora_rank else without_lora
+        return self.kind.takes.frozen_with_lora if self.lora_rank else self.kind.takes.frozen
 
     @model_validator(mode="before")
     @classmethod
@@ -204,9 +166,13 @@ class ModelParams(Params):
         """With `build` and no kind, take kind own."""
         if not isinstance(values, dict):  # a ModelParams
             return values
-        if values.get("kind") == ModelKind.OWN and not values.get("build"):
-            raise ParamError("build", f"is unset, and kind own needs it; write {EXAMPLE}")
-        return {"kind": ModelKind.OWN} | values if values.get("build") else values
+        for kind in ModelKind:
+            field = kind.takes.chosen_by
+            if field and values.get("kind") == kind and not values.get(field):
+                raise ParamError(field, f"is unset, and kind {kind} needs it; write {EXAMPLE}")
+            if field and values.get(field):
+                values = {"kind": kind} | values
+        return values
 
     @field_validator("freeze")
     @classmethod
@@ -220,22 +186,28 @@ class ModelParams(Params):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        if self.kind is ModelKind.TRANSFORMERS and not (self.name or self.weights or self.config):
-            raise ParamError("name", "is empty; give a model such as Qwen/Qwen2.5-VL-7B-Instruct, or a folder")
-        if self.build is not None and self.kind is not ModelKind.OWN:
-            words = f"{path_of(self.build)!r} is the kind own, but kind is {self.kind}; unset one of the two"
-            raise ParamError("build", words)
+        self.kind.takes.check(self)
+        for kind in ModelKind:
+            if kind is not self.kind:
+                self._check_not_of(kind)
         layer = self.language.feature_layer
         if layer is not None:
             raise ParamError("language.feature_layer", f"{layer} is for vision encoders only; remove it")
-        if "encoders.*" in (self.freeze or ()) and self.kind is not ModelKind.MULTIMODAL:
-            raise ParamError("freeze", "'encoders.*' (llava_stage1, 2, llava_lora) needs kind multimodal; set it")
         for pattern in self.freeze or ():
             if "lora" in pattern and not self.lora_rank:
-                words = f"{pattern!r} needs LoRA; set lora_rank, and kind to multimodal or transformers"
+                kinds = [kind for kind in kinds_that_read()["lora_rank"] if not kind.takes.chosen_by]
+                words = f"{pattern!r} needs LoRA; set lora_rank, and kind to {' or '.join(kinds)}"
                 raise ParamError("freeze", words)
-        if self.kind is ModelKind.OWN and self.lora_rank and not self.lora_targets:
-            raise ParamError("lora_targets", "is empty, and an own model needs it; name matrices, such as [q_proj]")
         if self.lora_targets and not self.lora_rank:
             raise ParamError("lora_targets", f"{list(self.lora_targets)} has no effect without lora_rank; set it")
         return self
+
+    def _check_not_of(self, kind: ModelKind) -> None:
+        """Raise ParamError for what only a model of another kind has."""
+        value = getattr(self, kind.takes.chosen_by) if kind.takes.chosen_by else None
+        if value is not None:
+            words = f"{path_of(value)!r} is the kind {kind}, but kind is {self.kind}; unset one of the two"
+            raise ParamError(kind.takes.chosen_by, words)
+        for pattern, recipes in kind.takes.only_patterns.items():
+            if pattern in (self.freeze or ()):
+                raise ParamError("freeze", f"{pattern!r} ({recipes}) needs kind {kind}; set it")

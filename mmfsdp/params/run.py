@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from .base import ANY_OTHER, ParamError, Params, did_you_mean, read_yaml, unknown_key
 from .data import DataParams
-from .enums import Executor, ModelKind
+from .enums import Executor
 from .fsdp import FSDPParams
 from .launching import SLURM_FIELDS, STEP_FIELDS, LaunchParams
 from .model import ModelParams
@@ -54,7 +54,7 @@ class RunParams(Params):
         if replicate and shard and ranks is not None and replicate * shard != ranks:
             message = f"{replicate} x dp_shard {shard} makes {replicate * shard} ranks, but launch.ranks is "
             raise ParamError("fsdp.dp_replicate", message + f"{ranks}; change one of the three")
-        if self.model.kind in (ModelKind.TRANSFORMERS, ModelKind.OWN):
+        if self.model.kind.takes.own_processor:
             for name in ("augment", "feature_cache"):
                 if getattr(self.data, name):
                     reason = f"has no effect with model.kind {self.model.kind}, whose own processor reads the pictures"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ..params import GENERATED, BackboneSource, Executor, ModelKind, ParamError, RunParams
+from ..params import GENERATED, BackboneSource, Executor, ParamError, RunParams
 from ..params.own import own_fields
 from ..params.run import with_cluster
 from .folder import read_json
@@ -19,17 +19,15 @@ SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 def hub_weights(params: RunParams) -> dict[str, str]:
     """Return the name on the hub of all weights that the ranks will load, by the field that names them."""
     model = params.model
-    if model.kind is ModelKind.OWN:
-        return {}
-    sources: dict[str, str | None]
-    if model.kind is ModelKind.TRANSFORMERS:
-        sources = {"model.weights": model.weights} if model.weights else {"model.name": model.name}
-    else:
-        sources = {"model.language.weights": model.language.weights}
-        if model.vision.source is BackboneSource.OPEN_CLIP:
-            sources["model.vision.weights"] = _of_tag(model.vision.name, model.vision.weights)
-        else:
-            sources["model.vision.weights"] = model.vision.weights
+    sources: dict[str, str | None] = {}
+    if not model.unavailable("name"):
+        sources |= {"model.weights": model.weights} if model.weights else {"model.name": model.name}
+    if not model.unavailable("language"):
+        sources["model.language.weights"] = model.language.weights
+    if not model.unavailable("vision"):
+        in_open_clip = model.vision.source is BackboneSource.OPEN_CLIP
+        weights = model.vision.weights
+        sources["model.vision.weights"] = _of_tag(model.vision.name, weights) if in_open_clip else weights
     found = {}
     for field, name in sources.items():
         if name and name != GENERATED and not Path(name).expanduser().exists():

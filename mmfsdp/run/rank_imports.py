@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..params import BackboneParams, BackboneSource, ModelKind, RunParams
+from ..params import BackboneParams, BackboneSource, RunParams
 from ..params.own import own_fields
 from .placement import is_on_cpu
 
@@ -59,7 +59,7 @@ def unused_packages(params: RunParams) -> list[str]:
     unused = ["wandb"]  # imported by timm and accelerate; a process of its own hands metrics to trackers
     if not model.lora_rank:
         unused.append("accelerate")  # imported by transformers; of what a rank calls, only peft needs it
-    if model.kind in (ModelKind.FLAMINGO, ModelKind.MULTIMODAL) and is_without_timm(model.vision):
+    if not model.unavailable("vision") and is_without_timm(model.vision):
         unused.append("timm")  # imported by open_clip
     if is_on_cpu(params.train.device) and not params.fsdp.compile_units:
         unused.append("triton")  # imported by torch._dynamo, which torch's optimizers and DTensor import

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from ..data.batch import Sample
-from ..data.own_processor import OwnProcessor
-from ..data.processor import Processor
+from ..data.processor import SampleProcessor
 from .evaluate import generate, without_pictures
 
 
@@ -26,13 +25,13 @@ class Answer:
 
 
 @torch.inference_mode()
-def answer(model: Any, processor: Any, sample: Sample, *, blank: bool = False) -> Answer:
+def answer(model: Any, processor: SampleProcessor, sample: Sample, *, blank: bool = False) -> Answer:
     """Return what the model says to a sample's prompt, with probabilities. With `blank`, it sees empty pictures.
 
-    Of an own model only the text is known.
+    Only the text is known where the processor shows no tokens: of a model of transformers, and of an own one.
     """
     batch, new_ids = generate(model, processor, [without_pictures(sample) if blank else sample])
-    if isinstance(processor, OwnProcessor):
+    if not processor.shows_tokens:
         return Answer(processor.decode(new_ids)[0], (), torch.zeros(1, 0, dtype=torch.long), {})
     ids = torch.cat([batch.input_ids, new_ids], dim=1)
     prompt_length = batch.input_ids.shape[1]
@@ -42,10 +41,6 @@ def answer(model: Any, processor: Any, sample: Sample, *, blank: bool = False) -
         top = chances.topk(3)
         likely = []
         for chance, other in zip(top.values.tolist(), top.indices.tolist(), strict=True):
-            likely.append(f"{_piece(processor, other)} {chance:.0%}")
-        tokens.append((_piece(processor, token), float(chances[token]), ", ".join(likely)))
+            likely.append(f"{processor.piece(other)} {chance:.0%}")
+        tokens.append((processor.piece(token), float(chances[token]), ", ".join(likely)))
     return Answer(processor.decode(new_ids)[0], tuple(tokens), ids, batch.media)
-
-
-def _piece(processor: Processor, token: int) -> str:
-    return "(end)" if token == processor.end_id else processor.tokenizer.decode([token])

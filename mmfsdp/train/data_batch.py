@@ -11,7 +11,8 @@ from ..core.fake_tensors import tensors_of
 from ..data.loader import first_batches
 from ..data.processor import SampleProcessor
 from ..data.sources import Splits, open_splits
-from ..params import DataParams, DataSource, ModelKind, ParamError, RunParams
+from ..models.kinds import kind_of
+from ..params import DataParams, DataSource, ParamError, RunParams
 from ..params.numbers import size
 from ..predict.recordings import Recordings
 
@@ -44,7 +45,7 @@ def data_batch(
     keeps the batch, so that the data are read once. sources: what `open_sources` gives, if they are open; otherwise
     only data that are quick to read are opened.
     """
-    if params.model.kind is ModelKind.OWN:  # the plan's example is of its data already
+    if kind_of(params.model).example_of_data:  # the plan's example is one of the first batches
         return DataBatch(None, "")
     if processor is None:
         return DataBatch(None, "the data were not looked at: the model's tokenizer is not on this machine")

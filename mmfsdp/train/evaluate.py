@@ -29,7 +29,7 @@ from ..core.step import count_labels, token_sum
 from ..data.batch import Batch, Sample
 from ..data.corrupt import CorruptRecord, first_reasons
 from ..data.loader import SkippedRecords, add_skipped
-from ..data.own_processor import OwnBatch, OwnProcessor, accepted
+from ..data.own_processor import accepted
 from ..data.own_random import seed_all
 from ..data.processor import IMAGE, SampleProcessor
 from ..data.reader import as_sample
@@ -221,7 +221,7 @@ def answers_to_new(
 def why_no_captions(model: nn.Module, processor: SampleProcessor) -> str:
     """Return why a model cannot be asked for texts, or "". Only an own model may be so."""
     lacks = [] if callable(getattr(model, "generate", None)) else ["a model with generate"]
-    if isinstance(processor, OwnProcessor) and not processor.can_prompt:
+    if not processor.can_prompt:
         lacks.append("a processor with prompts and decode")
     return f"captions need {' and '.join(lacks)}, which model.build does not return" if lacks else ""
 
@@ -290,8 +290,8 @@ def load_run(
     seed_all(params.train.seed)  # backbones without weights are random, and the run's
     with own_code_of(folder, params):
         model, processor = build_model(params.model)
+        freeze_model(model, params.model)
     assert processor is not None, "no run starts without a tokenizer"
-    freeze_model(model, params.model)
     if quantized:
         quantize_model(model, params.fsdp, beat)
     # Before loading: the marker's checksums are of the frozen weights as built. A checkpoint may hold trained values
@@ -388,11 +388,7 @@ def generate(model: Any, processor: SampleProcessor, samples: Sequence[Any], **o
     """
     batch: Any = processor.prompts(samples).to(next(model.parameters()).device)
     options |= {"do_sample": False, "max_new_tokens": MAX_NEW_TOKENS}
-    if isinstance(batch, OwnBatch):
-        ids = model.generate(**batch.inputs(), **accepted(model.generate, **options))
-        return batch, batch.new_tokens(ids)
-    ids = model.generate(**batch.inputs(), **options)
-    return batch, ids[:, batch.input_ids.shape[1] :]
+    return batch, batch.new_tokens(model.generate(**batch.inputs(), **accepted(model.generate, **options)))
 
 
 def without_pictures(sample: Sample) -> Sample:

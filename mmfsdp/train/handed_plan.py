@@ -24,7 +24,7 @@ from ..core.fake_tensors import tensors_of
 from ..core.names import named_tensors
 from ..core.plan import WrapPlan
 from ..models.kinds import kind_of
-from ..params import ModelKind, RunParams
+from ..params import RunParams
 from ..run.folder import read_json
 from ..run.trust import seal_of
 
@@ -109,8 +109,9 @@ def _read_plan(folder: Path, params: RunParams, model: nn.Module) -> RunPlan | s
     values = read_json(folder / "plan.json") or {}
     if MADE_FOR not in values:
         return NO_PLAN
-    if params.model.kind is ModelKind.OWN:
-        return "an own model is planned with the data that each rank reads"
+    kind = kind_of(params.model)
+    if kind.example_of_data:
+        return f"a model of kind {params.model.kind} is planned with the data that each rank reads"
     seal = values.pop(SEAL, None)
     if not seal or seal != seal_of(values):
         return "plan.json is not as your key has sealed it"
@@ -125,7 +126,7 @@ def _read_plan(folder: Path, params: RunParams, model: nn.Module) -> RunPlan | s
         if not plan.memory_events:
             return "the launcher had no example of the inputs, and did not predict the memory of a step"
         cost, batch_peak = values["estimate"], None
-        if cost["batch_peak"] and not kind_of(params.model).planned_with_example:
+        if cost["batch_peak"] and not kind.planned_with_example:
             batch_peak = BatchPeak(cost["batch_shapes"], cost["batch_peak_bytes"], cost["batch_peak"]["when"])
         return RunPlan(plan, cost["wire_bytes"], values["learning_rates"], batch_peak)
     except (ValueError, KeyError) as error:  # of another state of this package

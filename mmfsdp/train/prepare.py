@@ -24,7 +24,7 @@ from ..data.sources import Splits, open_for
 from ..models.build import build_model, freeze_model
 from ..models.generated import needs_backbones
 from ..models.kinds import kind_of
-from ..params import Backend, Device, Executor, FrozenPolicy, ModelKind, ModelParams, RunParams
+from ..params import Backend, Device, Executor, FrozenPolicy, ModelParams, RunParams
 from ..params.own import load_own, module_of
 from ..params.own_modules import OwnSources, own_sources
 from ..params.run import with_cluster
@@ -184,7 +184,7 @@ def _with_warnings(plan: WrapPlan, processor: SampleProcessor | None) -> WrapPla
 
 def opened(params: RunParams) -> dict[str, Splits]:
     """Return the splits of all sources, opened for a look at the data. Raises ParamError as `open_sources`."""
-    if params.model.kind is not ModelKind.OWN:
+    if not kind_of(params.model).example_of_data:
         # Pictures as they are, and resized later.
         return open_sources(params.data, image_size=1, seed=params.train.seed)
     _, processor = kept_model(params)

@@ -12,7 +12,7 @@ import transformers
 from peft import PeftModel
 from PIL import Image
 
-from mmfsdp.compat.export import save_adapter
+from mmfsdp.compat.export_vlm import save_adapter
 from mmfsdp.data.batch import QUESTION, Sample
 from mmfsdp.data.corrupt import CorruptRecord
 from mmfsdp.models import build_vision

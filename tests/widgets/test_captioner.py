@@ -6,9 +6,13 @@ from datetime import datetime
 import pytest
 from PIL import Image
 
+from mmfsdp.data.batch import Sample
+from mmfsdp.models.build import build_model
+from mmfsdp.params import ModelParams
 from mmfsdp.train.answers import answer
 from mmfsdp.train.evaluate import captions
 from mmfsdp.widgets import Captioner
+from tests.tiny_vlms import save_vlm
 from tests.train.test_train import go  # noqa: F401  # a fixture
 from tests.widgets.test_panel import shown
 
@@ -55,3 +59,12 @@ def test_what_cannot_be_loaded_is_said(tmp_path):
     with pytest.raises(FileNotFoundError):
         captioner.wait()
     assert "params.yaml" in shown(captioner)
+
+
+def test_of_a_model_of_transformers_the_answer_is_its_text_alone(tmp_path):
+    save_vlm("qwen2_5_vl", tmp_path)
+    model, processor = build_model(ModelParams(kind="transformers", name=str(tmp_path)))
+    sample = Sample.of("<image>how many ?", "there are 1", (Image.new("RGB", (56, 56)),))
+    said = answer(model.eval(), processor, sample)
+    assert [said.text] == captions(model, processor, [sample])
+    assert said.tokens == () and not said.media
