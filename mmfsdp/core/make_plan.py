@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..params import Device, FrozenPolicy, FSDPParams, ParamError, TrainParams
 from .collectives import rank
 from .lint import lint
+from .optimizer_states import optimizer_states
 from .plan import WrapPlan
 from .planner import mesh_shape, plan_units
 from .wrap import apply_plan
@@ -42,7 +43,8 @@ def make_plan(
         example: Keyword arguments of one forward. Meta tensors are enough, except where forward reads values, such as
             masks and grids of patches. The frozen policy AUTO needs it. Include labels if the model computes the loss:
             without a loss, backward begins at the sum of all outputs, and the plan says so (`without_loss`).
-        train: The step that AUTO predicts, and the device that the lint considers. Default: `TrainParams()`.
+        train: The step that AUTO predicts, the optimizer, and the device that the lint considers. Default:
+            `TrainParams()`.
         recordings: A `Recordings` of predict/recordings.py. Give the same one to each call with a model that does not
             change, and another policy or number of ranks is planned without running it again.
 
@@ -58,7 +60,7 @@ def make_plan(
     from ..predict.memory_events import quantized_copy, with_recording
     from ..predict.recordings import Recordings
 
-    params, recordings = params or FSDPParams(), recordings or Recordings()
+    params, train, recordings = params or FSDPParams(), train or TrainParams(), recordings or Recordings()
     # These raise before the model is traced, which takes longest.
     mesh_shape(params, world_size)
     if params.frozen_policy is FrozenPolicy.AUTO and example is None:
@@ -67,11 +69,11 @@ def make_plan(
     # Groups depend on what is frozen and on the order of modules, not on the policy or the dtypes.
     grouped = recordings.group(model, params, example)
     if params.frozen_policy is FrozenPolicy.AUTO and example is not None:
-        plan = choose_policies(model, params, grouped, world_size, example, train or TrainParams(), recordings)
+        plan = choose_policies(model, params, grouped, world_size, example, train, recordings)
     else:
         plan = plan_units(model, params, params.frozen_policy, grouped, world_size)
-    device = (train or TrainParams()).device
-    on_gpu = device is Device.CUDA or (device is Device.AUTO and torch.cuda.is_available())
+        plan = replace(plan, optimizer_states=optimizer_states(train.optimizer))
+    on_gpu = train.device is Device.CUDA or (train.device is Device.AUTO and torch.cuda.is_available())
     findings = lint(model, plan, trace=grouped.trace)
     plan = replace(plan, lint=(*findings, *lint_cost(model, plan, on_gpu=on_gpu)))
     if example is None or plan.refused:

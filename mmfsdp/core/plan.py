@@ -27,7 +27,7 @@ from itertools import pairwise
 from math import ceil, prod
 from typing import Any, NamedTuple
 
-from ..params import Backend, BackwardPrefetch, FrozenPolicy, FSDPParams, ParamError
+from ..params import Backend, BackwardPrefetch, FrozenPolicy, FSDPParams, OptimizerKind, ParamError
 from ..params.base import from_plain, plain
 from ..params.enums import Choice
 
@@ -264,6 +264,8 @@ class WrapPlan:
     """Read and written by its other operators: norms, activations, casts, copies, losses."""
     kernels: int = 0
     """Its operators that run on the device."""
+    optimizer_states: float = OptimizerKind.ADAMW.states
+    """Bytes that the optimizer keeps for each byte of a trainable parameter."""
 
     @property
     def mostly_fp32(self) -> bool:

@@ -24,5 +24,6 @@ from .fsdp import HYBRID, FSDPParams
 from .launching import LaunchParams
 from .model import GENERATED, BackboneParams, ModelParams
 from .model_kinds import RECIPES, ModelKind
+from .optimizers import OptimizerKind
 from .run import RunParams, load, preset_names
 from .train import TrainParams

@@ -10,6 +10,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from pydantic import BeforeValidator
@@ -61,7 +62,7 @@ def check_list(value: Any) -> Any:
 OwnCode = Annotated[str | dict[str, JsonValue], BeforeValidator(check_own)]
 """Type of a field that names a person's own code: an import path, or a mapping of it, under `call`, and arguments.
 
-A field is `OwnCode | None` or `OwnCodes`, so that `own_fields` finds it.
+A field is `OwnCode | None`, `OwnCodes`, or `OwnCode` or one of ours (an enum), so that `own_fields` finds it.
 """
 OwnCodes = Annotated[tuple[OwnCode, ...], BeforeValidator(check_list)]
 
@@ -78,7 +79,7 @@ def own_fields(params: Params) -> list[tuple[str, OwnCode]]:
         value = getattr(params, name)
         values = value if isinstance(value, tuple) else (value,)
         if names_own_code(field.annotation):
-            found += [(name, each) for each in values if each is not None]
+            found += [(name, each) for each in values if each is not None and not isinstance(each, Enum)]
             continue
         for place, each in enumerate(values):
             if isinstance(each, Params):

@@ -9,6 +9,7 @@ from typing_extensions import Self
 
 from .base import ParamError, Params
 from .enums import Device, Schedule, TrackerKind
+from .optimizers import Optimizer, OptimizerKind
 from .own import OwnCodes, path_of
 
 HELD_OUT_LOSS = "heldout_loss"
@@ -29,8 +30,12 @@ class TrainParams(Params):
     accumulation: int = Field(1, ge=1)
     """Micro-steps whose gradients are added up before one optimizer step; a count. Default 1."""
 
+    optimizer: Optimizer = OptimizerKind.ADAMW
+    """The optimizer: adamw; or your own, by the import path of a class or function that is called with groups of
+    parameters and lr, and returns a torch.optim.Optimizer: {call: torch.optim:SGD, momentum: 0.9}. Default adamw."""
+
     lr: float = Field(1e-4, gt=0)
-    """Peak learning rate of AdamW, per step. Default 1e-4."""
+    """Peak learning rate of the optimizer, per step. Default 1e-4."""
 
     lr_for: dict[str, Annotated[float, Field(gt=0)]] = {}
     """Peak learning rates of parts of the model, by patterns of parameter names as in model.freeze; the last pattern
@@ -44,7 +49,7 @@ class TrainParams(Params):
     """Learning rate after the warm-up: constant, linear (to 0), cosine (to 0). Default cosine."""
 
     weight_decay: float = Field(0.01, ge=0)
-    """AdamW's decoupled decay of matrices; norms, biases, gates and embeddings have none. Default 0.01."""
+    """The optimizer's decay of matrices; norms, biases, gates and embeddings have none. Default 0.01."""
 
     max_grad_norm: float | None = Field(1.0, gt=0)
     """The global gradient norm is clipped to this; unset never clips. Default 1.0."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from ..core.optimizer_states import optimizer_states
 from ..core.plan import Unit, WrapPlan
 from ..core.planner import Grouped, plan_units
 from ..params import FrozenPolicy, FSDPParams, ParamError, TrainParams
@@ -36,7 +37,8 @@ def choose_policies(
     policies = (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE)
     plans = [plan_units(model, params, policy, grouped, world_size) for policy in policies]
     events = recordings.record(model, plans[0], example).memory_events  # the same for every policy
-    plans = [with_gathers(replace(plan, memory_events=events)) for plan in plans]
+    states = optimizer_states(train.optimizer)
+    plans = [with_gathers(replace(plan, memory_events=events, optimizer_states=states)) for plan in plans]
     search = PolicySearch(plans, int(params.memory_budget_gib * 2**30), train)
     units = search.best_units()
     why = (

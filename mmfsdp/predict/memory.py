@@ -29,7 +29,7 @@ class Memory:
     module_buffers: int
     """The model's own buffers."""
     optimizer: int = 0
-    """AdamW's two moments."""
+    """The optimizer's states: of AdamW two moments."""
     gradients: int = 0
     """Reduced ones, and whole ones that wait for the last micro-step."""
     gathered: int = 0

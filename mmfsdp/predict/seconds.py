@@ -18,9 +18,6 @@ from ..params.numbers import WIDTH
 from .machines import Machine, machine_of
 from .wire import CollectiveCount, collectives
 
-OPTIMIZER_PASSES = 7
-"""AdamW reads weights, gradients and two moments, and writes all but the gradients."""
-
 
 @dataclass(frozen=True)
 class Times:
@@ -113,7 +110,8 @@ def step_time(
     compute = micro_steps * (one_micro_step + loads.dequantized_bytes / machine.memory)
     # A product reads its weights while it computes. The other operators, copies and the optimizer come before or after.
     weights = micro_steps * loads.read_bytes / machine.memory
-    moved = OPTIMIZER_PASSES * memory_at_rest(plan).gradients
+    # The optimizer reads weights, gradients and states, and writes all but the gradients: with AdamW's two moments 7.
+    moved = (3 + 2 * plan.optimizer_states) * memory_at_rest(plan).gradients
     spread, gaps = 1.0, 0.0
     if tokens is None:
         moved += micro_steps * plan.moved_bytes + copied_bytes(plan, micro_steps)

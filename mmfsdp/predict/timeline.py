@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..core.plan import Unit, UnitKind, WrapPlan, ring_bytes
 from ..params import TrainParams
 from .memory import MAX_MICRO_STEPS, StepWalk, step_walk
-from .unit_bytes import optimizer_bytes
+from .unit_bytes import trained_bytes
 
 
 class Moment(NamedTuple):
@@ -113,9 +113,9 @@ def frozen_bytes_at_rest(plan: WrapPlan) -> int:
 
 
 def frozen_bytes(plan: WrapPlan, unit: Unit) -> int:
-    """Return the bytes of a unit's frozen weights at rest: of a mixed unit, those without optimizer states."""
+    """Return the bytes of a unit's frozen weights at rest: of a mixed unit, those that do not train."""
     if unit.kind is UnitKind.MIXED:
-        return unit.bytes_at_rest - optimizer_bytes(plan, unit) // 2
+        return unit.bytes_at_rest - trained_bytes(plan, unit)
     return unit.bytes_at_rest if unit.kind is UnitKind.FROZEN else 0
 
 

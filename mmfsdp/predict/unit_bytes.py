@@ -68,12 +68,15 @@ def unit_bytes(plan: WrapPlan, unit: Unit) -> UnitBytes:
 
 
 def optimizer_bytes(plan: WrapPlan, unit: Unit) -> int:
-    """Return the bytes of AdamW's two moments (Kingma and Ba 2015), each as large as the trainable shard."""
-    if (
-        plan.backend is Backend.FSDP1 and unit.sharded and unit.kind is UnitKind.MIXED
-    ):  # not of the frozen part of its shard
-        return 2 * (unit.bytes_at_rest * unit.trainable_numel // unit.numel)
-    return 2 * gradient_bytes(plan, unit)
+    """Return the bytes of the optimizer's states: of AdamW two moments (Kingma and Ba 2015) as large as what trains."""
+    return round(plan.optimizer_states * trained_bytes(plan, unit))
+
+
+def trained_bytes(plan: WrapPlan, unit: Unit) -> int:
+    """Return the bytes of this rank's trainable parameters, which the optimizer updates."""
+    if plan.backend is Backend.FSDP1 and unit.sharded and unit.kind is UnitKind.MIXED:
+        return unit.bytes_at_rest * unit.trainable_numel // unit.numel  # not of the frozen part of its shard
+    return gradient_bytes(plan, unit)
 
 
 def gradient_bytes(plan: WrapPlan, unit: Unit) -> int:

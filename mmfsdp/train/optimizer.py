@@ -1,4 +1,4 @@
-"""AdamW over this rank's shards of what trains, its learning rate, and the loss scale of fp16."""
+"""The optimizer of this rank's shards of what trains, its learning rate, and the loss scale of fp16."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from ..core.collectives import compute_device
 from ..core.names import named_tensors, plain_name, planned_params
+from ..core.optimizer_states import optimizer_of
 from ..core.reshard import reshard
 from ..core.step import computes_in_fp16, local_part
 from ..core.units import decays
@@ -18,8 +19,8 @@ from ..params import TrainParams
 from .learning_rates import pattern_of
 
 
-def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[AdamW, LambdaLR]:
-    """Return AdamW over the trainable parameters, and its schedule: call `schedule.step()` after each step.
+def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[Optimizer, LambdaLR]:
+    """Return the optimizer of the trainable parameters, and its schedule: call `schedule.step()` after each step.
 
     Weight decay is for matrices: norms, biases, gates and embeddings have none. A parameter has the peak learning rate
     of the last pattern of `params.lr_for` that matches one of its names, else `params.lr`; parts of a model of
@@ -36,9 +37,14 @@ def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[AdamW, Lambd
             group = {"params": [], "weight_decay": weight_decay, "lr": lr}
             groups.setdefault((weight_decay, lr), group)["params"].append(p)
     ordered = sorted(groups.values(), key=lambda group: group["lr"] != params.lr)  # a step tells the first one's
-    # fused: one kernel for all parameters, which takes the flag `found_inf` without asking the host.
-    optimizer = LocalAdamW(ordered, lr=params.lr, fused=True)
+    optimizer = optimizer_of(params.optimizer, ordered, lr=params.lr)
     return optimizer, LambdaLR(optimizer, lambda step: lr_factor(step, params))
+
+
+def adamw(groups: list[dict[str, Any]], *, lr: float) -> Optimizer:
+    """Return AdamW of groups of parameters, each with its learning rate and weight decay."""
+    # fused: one kernel for all parameters, which takes the flag `found_inf` without asking the host.
+    return LocalAdamW(groups, lr=lr, fused=True)
 
 
 class LocalAdamW(AdamW):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..core.optimizer_states import FIELD as OPTIMIZER
+from ..core.optimizer_states import optimizer_states
 from ..data.corrupt import shorten
 from ..data.stream import GivenRow, Source
 from ..params import RunParams
@@ -31,6 +33,9 @@ def try_own(params: RunParams, name: str) -> list[str]:
         trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         total = sum(p.numel() for p in model.parameters())
         return [f"{type(model).__name__}: {total:,} parameters, {trainable:,} of them trainable"]
+    if name == OPTIMIZER:
+        states = optimizer_states(params.train.optimizer)
+        return [f"{path_of(params.train.optimizer)}: its states have {states:.3g} times the bytes of what trains"]
     lines = []
     for field, value in own_fields(params):
         if field == name == METRICS:

@@ -84,7 +84,7 @@ class FieldRow(w.HBox):
         annotation = types[0] if self.optional else info.annotation
         self.is_own_code = names_own_code(info.annotation)
         kind: Any = get_origin(annotation) or annotation
-        self.kind: type = str if self.is_own_code and self.optional else kind
+        self.kind: type = str if self.is_own_code and kind is not tuple else kind
         self.help = " ".join((info.description or "").split())
         self._filling = False
         self._disabled_reason = self._not_now = ""

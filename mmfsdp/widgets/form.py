@@ -38,6 +38,8 @@ FROM_HERE = "form.params.to_yaml('mine.yaml') writes these choices; mmfsdp run -
 
 WARMUP = "train.warmup_steps"
 
+RUN_BY_PLANS = ("model.build", "train.optimizer")
+"""Fields whose own code a plan calls; of others only a launch."""
 _allowed: set[str] = set()
 """Fields and values of own code that may run in this kernel."""
 
@@ -159,9 +161,10 @@ class RunForm(CellWidget):
 
         Code that the person has typed, tried or launched, or of a run that they have started, may run.
         """
-        if params.model.build is None:
-            return  # a plan runs no other own code
-        for field, value in own_fields(params):
+        own_code = own_fields(params)
+        if not any(field in RUN_BY_PLANS for field, _ in own_code):
+            return
+        for field, value in own_code:
             if repr((field, value)) not in _allowed:
                 words = (
                     f"{path_of(value)!r} comes from a file; it is not run before you press Try next to it, or Launch"

@@ -253,16 +253,17 @@ def test_what_a_handed_over_folder_names_is_not_imported_to_show_it(own_code, fi
     planner.wait()
     assert not (tmp_path / "imported").exists()
 
-    path = tmp_path / "theirs.yaml"
-    RunParams().change(**{"model.build": "traced:build"}).to_yaml(path)
-    form = RunForm(str(path))
-    planner = Planner(form, show=lambda: None)
-    form.observe(lambda _: planner.request(form.params), "allowed")
-    planner.request(form.params)
-    with pytest.raises(ParamError, match="'traced:build' comes from a file; it is not run before you press Try"):
-        planner.wait()
-    assert "press Try" in said(form, "model.build")
-    assert not (tmp_path / "imported").exists()
+    for name in ("train.optimizer", "model.build"):
+        path = tmp_path / "theirs.yaml"
+        RunParams().change(**{name: "traced:build"}).to_yaml(path)
+        form = RunForm(str(path))
+        planner = Planner(form, show=lambda: None)
+        form.observe(lambda _, form=form, planner=planner: planner.request(form.params), "allowed")
+        planner.request(form.params)
+        with pytest.raises(ParamError, match="'traced:build' comes from a file; it is not run before you press Try"):
+            planner.wait()
+        assert "press Try" in said(form, name)
+        assert not (tmp_path / "imported").exists()
     row = form.reveal("model.build")
     row.try_now()
     assert "model.build: traced:build returned a NoneType" in row.wait()
