@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..params import DataParams, DataSource, ParamError, RunParams
+from ..params import DataParams, ParamError, RunParams
 from .processor import SampleProcessor
 from .stream import Source
 from .value_range import range_notes
@@ -32,13 +32,14 @@ def open_splits(
     no usable record for a split.
     """
     open_kind: OpenSource = params.source.load()
-    options = {"as_given": as_given} if params.source is DataSource.OWN else {}
+    takes = params.source.takes
+    options = {"as_given": as_given} if takes.gives_rows else {}
     try:
         splits = open_kind(params, image_size=image_size, seed=seed, **options)
     except ParamError as error:
         raise error.under(place) from None
     train = splits["train"]
-    if params.source is not DataSource.SHAPES and not as_given and train.can_be_read_again:
+    if not takes.draws and not as_given and train.can_be_read_again:
         notes = range_notes(train.loaded(), params.picture_range)
         for split in splits.values():
             split.notes += notes

@@ -2,12 +2,12 @@
 
 from .base import ParamError
 from .data import DataParams, MoreParams, SourceParams
+from .data_sources import DataSource
 from .enums import (
     AutoWrapPolicy,
     BackboneSource,
     Backend,
     BackwardPrefetch,
-    DataSource,
     Device,
     Executor,
     FrozenDtype,

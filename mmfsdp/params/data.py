@@ -8,12 +8,11 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from .base import ParamError, Params
-from .enums import DataSource
+from .data_sources import DataSource, sources_that_read
 from .own import OwnCode, path_of
 
 MAX_MEGAPIXELS = 89.5
 """PIL's own limit, beyond which it takes a picture for an attack by decompression."""
-_READ_FROM_DISK = tuple(source for source in DataSource if source not in (DataSource.SHAPES, DataSource.OWN))
 
 
 class SourceParams(Params):
@@ -71,21 +70,26 @@ class SourceParams(Params):
     (test), or the path of other files in the same format. Default unset: validation, else test, else a share."""
 
     NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
-        "path": ("source", _READ_FROM_DISK),
-        "heldout": ("source", _READ_FROM_DISK),
+        **{name: ("source", sources) for name, sources in sources_that_read().items()},
         "heldout_fraction": ("heldout", (None,)),
-        "picture_range": ("source", (*_READ_FROM_DISK, DataSource.OWN)),
-        "pictures": ("source", (DataSource.FOLDER, DataSource.JSON, DataSource.PARQUET, DataSource.HUB)),
     }
     LEFT_OUT: ClassVar[dict[str, Any]] = {"task": "caption", "unseen_fraction": 0.15}
-    SETS_BACK: ClassVar[dict[str, tuple[str, ...]]] = {"reader": ("source", "path", "heldout", "pictures")}
+    SETS_BACK: ClassVar[dict[str, tuple[str, ...]]] = {
+        source.takes.chosen_by: ("source", *(name for name in sources_that_read() if name not in source.takes.fields))
+        for source in DataSource
+        if source.takes.chosen_by
+    }
 
     @model_validator(mode="before")
     @classmethod
     def _become_own(cls, values: Any) -> Any:
         """With a `reader` and no source, take source own."""
-        if isinstance(values, dict) and values.get("reader") is not None:
-            return {"source": DataSource.OWN} | values
+        if not isinstance(values, dict):  # a SourceParams
+            return values
+        for source in DataSource:
+            field = source.takes.chosen_by
+            if field and values.get(field) is not None:
+                values = {"source": source} | values
         return values
 
     @model_validator(mode="after")
@@ -93,12 +97,16 @@ class SourceParams(Params):
         if self.picture_range and (len(self.picture_range) != 2 or self.picture_range[0] >= self.picture_range[1]):
             words = f"{list(self.picture_range)} is no range; give the value of black and a larger one of white"
             raise ParamError("picture_range", f"{words}, such as [0, 4095]")
-        if self.reader is not None and self.source is not DataSource.OWN:
-            words = f"{path_of(self.reader)!r} is the source own, but source is {self.source}; unset one of the two"
-            raise ParamError("reader", words)
-        if self.reader is None and self.source is DataSource.OWN:
-            raise ParamError("reader", "source own needs a reader, such as my_data:read; set it, or another source")
-        if self.path is None and self.source in _READ_FROM_DISK:
+        for source in DataSource:
+            field = source.takes.chosen_by
+            value = getattr(self, field) if field else None
+            if value is not None and self.source is not source:
+                words = f"{path_of(value)!r} is the source {source}, but source is {self.source}; unset one of the two"
+                raise ParamError(field, words)
+            if field and value is None and self.source is source:
+                words = f"source {source} needs a {field}, such as my_data:read; set it, or another source"
+                raise ParamError(field, words)
+        if self.path is None and self.source.takes.needs_path:
             raise ParamError("path", f"source {self.source} needs a path; set path to your data")
         return self
 

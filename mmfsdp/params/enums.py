@@ -172,46 +172,6 @@ class ProjectorKind(Choice):
     MLP = "mlp", "Two matrices around a GELU, as in LLaVA 1.5."
 
 
-class DataSource(Choice):
-    """The source of samples. A new one is a line here and a file that opens it; see data/sources.py."""
-
-    SHAPES = (
-        "shapes",
-        "Pictures of colored shapes, drawn on the fly; needs nothing on disk.",
-        "mmfsdp.shapes.shapes_source:open_shapes",
-    )
-    FOLDER = (
-        "folder",
-        "A folder of pictures with metadata.jsonl or .csv (imagefolder), with 1.txt beside 1.png, or in class folders.",
-        "mmfsdp.data.records:open_records",
-    )
-    JSON = (
-        "json",
-        "Rows in .json (LLaVA, COCO captions), .jsonl, .csv or .tsv files, also .gz.",
-        "mmfsdp.data.records:open_records",
-    )
-    WEBDATASET = (
-        "webdataset",
-        "WebDataset .tar shards: .jpg or .png with .txt or .json (LAION), or documents (MMC4).",
-        "mmfsdp.data.shards:open_shards",
-    )
-    PARQUET = (
-        "parquet",
-        "Rows of .parquet files, with the pictures inside or beside them. Needs mmfsdp[parquet].",
-        "mmfsdp.data.records:open_records",
-    )
-    HUB = (
-        "hub",
-        "A data set of the Hugging Face hub, or a folder of its save_to_disk. Needs mmfsdp[hub].",
-        "mmfsdp.data.hub:open_hub",
-    )
-    OWN = (
-        "own",
-        "Your own code: what the import path `reader` gives.",
-        "mmfsdp.data.reader:open_reader",
-    )
-
-
 class Schedule(Choice):
     """Shape of the learning rate after the warm-up. A new one is a line here, and its formula below."""
 
@@ -240,28 +200,35 @@ class Device(Choice):
 
 
 class TrackerKind(Choice):
-    """A program that shows the metrics of runs. A new one is a line here and a class; see run/track.py."""
+    """A program that shows the metrics of runs. A new one is an entry here and a class; see run/track.py."""
+
+    view: str
+    """The command that shows what it has of a folder, which stands for `{folder}`."""
+
+    def __new__(cls, value: str, description: str = "", code: str = "", view: str = "") -> TrackerKind:
+        """Return a member that equals its value, which is the name of the package that it needs."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.description, member.code, member.view = description, code, view
+        return member
 
     TENSORBOARD = (
         "tensorboard",
         "Event files in the run folder: tensorboard --logdir runs.",
         "mmfsdp.run.tensorboard_tracker:open_tensorboard",
+        "tensorboard --logdir {folder}",
     )
     WANDB = (
         "wandb",
         "Weights & Biases, offline in the run folder unless WANDB_MODE says otherwise.",
         "mmfsdp.run.wandb_tracker:open_wandb",
+        "wandb sync {folder}/wandb/*",
     )
 
     @property
     def package(self) -> str:
         """Return the package that it needs."""
         return self.value
-
-    @property
-    def view(self) -> str:
-        """Return the command that shows what it has of a folder, which stands for `{folder}`."""
-        return {"tensorboard": "tensorboard --logdir {folder}", "wandb": "wandb sync {folder}/wandb/*"}[self.value]
 
 
 LAYOUTS = ("from_pretrained", "adapter", "open_flamingo")

@@ -12,7 +12,7 @@ from ..data.loader import first_batches
 from ..data.processor import SampleProcessor
 from ..data.sources import Splits, open_splits
 from ..models.kinds import kind_of
-from ..params import DataParams, DataSource, ParamError, RunParams
+from ..params import DataParams, ParamError, RunParams
 from ..params.numbers import size
 from ..predict.recordings import Recordings
 
@@ -63,15 +63,12 @@ def data_batch(
 
 def slow_to_read(source: DataParams) -> str:
     """Return why a source is not opened for a look; empty if it is quick to read."""
-    if source.source is DataSource.SHAPES:
+    takes = source.source.takes
+    if takes.draws:
         return ""
-    if source.source is DataSource.OWN:
-        return "your own reader is not called before a launch"
     path = Path(source.path or "").expanduser()
     if not source.path or not path.exists():
-        if source.source is DataSource.HUB:
-            return "the hub is not asked before a launch"
-        return f"{source.path} is not on this machine"
+        return takes.elsewhere or f"{source.path} is not on this machine"
     if path.is_dir():
         entries = 0
         for _ in path.rglob("*"):
@@ -86,7 +83,7 @@ def slow_to_read(source: DataParams) -> str:
 def _largest(params: RunParams, processor: SampleProcessor, sources: Mapping[str, Splits] | None) -> DataBatch:
     opened: dict[str, Splits] = {}
     for i, (place, source) in enumerate(params.data.sources().items()):
-        if sources is not None and source.source is not DataSource.SHAPES:
+        if sources is not None and not source.source.takes.draws:
             opened[place] = sources[place]
         else:  # pictures are drawn as large as the processor wants them
             seed = params.train.seed + i

@@ -50,7 +50,7 @@ class DataLook(Control):
         if params.data == self._shown:
             return
         self._shown = params.data
-        if params.data.source is DataSource.OWN:  # a person's code runs when they ask for it
+        if params.data.reader is not None:  # a person's code runs when they ask for it
             self._start(lambda: setattr(self._look, "value", note(OWN_READER)))
         else:
             self._start(lambda: self._look_at(params))

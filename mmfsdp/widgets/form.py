@@ -248,7 +248,8 @@ class RunForm(CellWidget):
     def _without_reader(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return values that unset the own reader where a person has chosen another source: a reader is a source."""
         data = self.params.data
-        other_source = values.get("data.source", data.source) not in (data.source, DataSource.OWN)
+        of_reader = [source for source in DataSource if source.takes.chosen_by == "reader"]
+        other_source = values.get("data.source", data.source) not in (data.source, *of_reader)
         if data.reader is None or not other_source:
             return values
         return values | {"data.reader": None}

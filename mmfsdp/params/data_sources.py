@@ -1,0 +1,102 @@
+"""DataSource: the kinds of source, and what each takes from the parameters. What opens one is in mmfsdp.data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .enums import Choice
+
+
+@dataclass(frozen=True)
+class SourceTakes:
+    """What a kind of source takes from DataParams, and what it does with it."""
+
+    fields: tuple[str, ...] = ()
+    """Fields that it reads, of those that not every kind reads: with it they have an effect."""
+    chosen_by: str = ""
+    """A field that chooses this kind by being set, and that no other kind has."""
+    draws: bool = False
+    """It draws its pictures, in any size and without end, rather than reading them."""
+    gives_rows: bool = False
+    """Its rows may be handed on as they are, not as samples: what opens it takes `as_given`."""
+    elsewhere: str = ""
+    """Why its rows are not looked at before a launch, where they are not in files on this machine."""
+
+    @property
+    def needs_path(self) -> bool:
+        """Return True if it reads `path`."""
+        return "path" in self.fields
+
+
+FILES = ("path", "heldout", "picture_range")
+
+
+class DataSource(Choice):
+    """The source of samples. A new one is an entry here and a file that opens it; see data/sources.py."""
+
+    takes: SourceTakes
+    """The parameters that it reads."""
+
+    def __new__(cls, value: str, description: str, code: str, takes: SourceTakes) -> DataSource:
+        """Return a member that equals its value."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.description, member.code, member.takes = description, code, takes
+        return member
+
+    SHAPES = (
+        "shapes",
+        "Pictures of colored shapes, drawn on the fly; needs nothing on disk.",
+        "mmfsdp.shapes.shapes_source:open_shapes",
+        SourceTakes(draws=True),
+    )
+    FOLDER = (
+        "folder",
+        "A folder of pictures with metadata.jsonl or .csv (imagefolder), with 1.txt beside 1.png, or in class folders.",
+        "mmfsdp.data.records:open_records",
+        SourceTakes((*FILES, "pictures")),
+    )
+    JSON = (
+        "json",
+        "Rows in .json (LLaVA, COCO captions), .jsonl, .csv or .tsv files, also .gz.",
+        "mmfsdp.data.records:open_records",
+        SourceTakes((*FILES, "pictures")),
+    )
+    WEBDATASET = (
+        "webdataset",
+        "WebDataset .tar shards: .jpg or .png with .txt or .json (LAION), or documents (MMC4).",
+        "mmfsdp.data.shards:open_shards",
+        SourceTakes(FILES),
+    )
+    PARQUET = (
+        "parquet",
+        "Rows of .parquet files, with the pictures inside or beside them. Needs mmfsdp[parquet].",
+        "mmfsdp.data.records:open_records",
+        SourceTakes((*FILES, "pictures")),
+    )
+    HUB = (
+        "hub",
+        "A data set of the Hugging Face hub, or a folder of its save_to_disk. Needs mmfsdp[hub].",
+        "mmfsdp.data.hub:open_hub",
+        SourceTakes((*FILES, "pictures"), elsewhere="the hub is not asked before a launch"),
+    )
+    OWN = (
+        "own",
+        "Your own code: what the import path `reader` gives.",
+        "mmfsdp.data.reader:open_reader",
+        SourceTakes(
+            ("picture_range",),
+            chosen_by="reader",
+            gives_rows=True,
+            elsewhere="your own reader is not called before a launch",
+        ),
+    )
+
+
+def sources_that_read() -> dict[str, tuple[DataSource, ...]]:
+    """Return the kinds of source that read each field of SourceParams, of those that not every kind reads."""
+    sources: dict[str, tuple[DataSource, ...]] = {}
+    for source in DataSource:
+        for name in source.takes.fields:
+            sources[name] = (*sources.get(name, ()), source)
+    return sources
