@@ -9,7 +9,8 @@ Read the files in this order. What a plan costs is predicted in `mmfsdp.predict`
    inputs in the dtype of the weights.
 4. group: modules to groups, by policy; tied parameters.
 5. units: groups to units, with policy, dtypes, all-gathers and bytes.
-6. planner: `trace_and_group`, then `plan_units` for one policy.
+6. planner: `trace_and_group`, then `plan_units` for one policy. optimizer_states: an optimizer by its name, and what it
+   keeps for each byte that trains.
 7. lint: mistakes in a plan, with the parameter and the fix.
 8. wrap: a plan applied; fsdp2, with activation checkpointing, and fsdp1: one call of torch for each unit; weights: rank
    0's, copied to every rank, which wrapping then shards; parameters: their hooks and attributes, kept; quantize: frozen
