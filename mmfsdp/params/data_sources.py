@@ -9,7 +9,7 @@ from .enums import Choice
 
 @dataclass(frozen=True)
 class SourceTakes:
-    """What a kind of source takes from DataParams, and what it does with it."""
+    """Say what a kind of source takes from DataParams, and what it does with it."""
 
     fields: tuple[str, ...] = ()
     """Fields that it reads, of those that not every kind reads: with it they have an effect."""

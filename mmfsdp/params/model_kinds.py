@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from .base import ParamError
 from .enums import Choice
 
-if TYPE_CHECKING:
-    from .model import ModelParams
+Params = Any
+"""A ModelParams, whose module imports this one."""
 
 RECIPES: dict[str, tuple[str, ...]] = {
     "flamingo": (
@@ -26,13 +26,13 @@ RECIPES: dict[str, tuple[str, ...]] = {
 """Patterns of known recipes, by the name that may stand for them among the patterns."""
 
 
-def _any(params: ModelParams) -> None:
+def _any(params: Params) -> None:
     """Take all parameters."""
 
 
 @dataclass(frozen=True)
 class KindParams:
-    """What a kind of model takes from ModelParams."""
+    """Say what a kind of model takes from ModelParams, and what it asks of them."""
 
     fields: tuple[str, ...] = ()
     """Fields that it reads, of those that not every kind reads: with it they have an effect."""
@@ -46,7 +46,7 @@ class KindParams:
     """A field that chooses this kind by being set, and that no other kind has."""
     own_processor: bool = False
     """Its own processor reads the pictures: data.augment and data.feature_cache have no effect."""
-    check: Callable[[ModelParams], None] = _any
+    check: Callable[[Params], None] = _any
     """Raise ParamError for parameters that lack something, or that do not go together."""
 
 
@@ -66,12 +66,12 @@ BACKBONES = (
 LORA = ("lora_rank", "lora_targets")
 
 
-def _check_named(params: ModelParams) -> None:
+def _check_named(params: Params) -> None:
     if not (params.name or params.weights or params.config):
         raise ParamError("name", "is empty; give a model such as Qwen/Qwen2.5-VL-7B-Instruct, or a folder")
 
 
-def _check_targets(params: ModelParams) -> None:
+def _check_targets(params: Params) -> None:
     if params.lora_rank and not params.lora_targets:
         raise ParamError("lora_targets", "is empty, and an own model needs it; name matrices, such as [q_proj]")
 
