@@ -21,7 +21,6 @@ from .generated import resolve_generated
 from .kinds import Built, Kind
 from .loss_in_head import loss_in_head
 from .media_model import MediaModel
-from .open_clip_towers import open_clip_config
 from .weight_files import tensor_sources
 
 
@@ -113,6 +112,8 @@ def _tokenizer(
 def _shallow_backbone(params: BackboneParams, field: str) -> BackboneParams:
     """Return a backbone with few layers and random weights; its name stays, for the tokenizer."""
     if params.source is BackboneSource.OPEN_CLIP:
+        from .open_clip_towers import open_clip_config  # late, as in build_vision
+
         return params.change(config=shallow_config(json_values(open_clip_config(params))), weights=None)
     config = json_values(load_config(params, field).to_dict())
     name = params.name or params.weights or ""
