@@ -13,6 +13,7 @@ from mmfsdp.data.processor import SampleProcessor
 from mmfsdp.models.kinds import Kind
 from mmfsdp.models.media_model import MediaModel
 from mmfsdp.params import DataSource, ModelKind, OptimizerKind
+from tests.processes import in_fresh_python
 
 PACKAGE = Path(mmfsdp.__file__).parent
 DEFAULT = "it has the default, and compares none"
@@ -83,3 +84,8 @@ def test_no_room_asks_whether_a_model_or_a_processor_is_one_of_ours():
 
     found = {name: lines for name, lines in found_in_package(asks).items() if name not in HOMES}
     assert found.keys() == COMPARED.keys(), found
+
+
+def test_no_kind_imports_open_clip_before_a_model_has_an_encoder_of_it():
+    code = "import sys\nfrom mmfsdp.params import ModelKind\nfor kind in ModelKind:\n    kind.load()\n"
+    assert in_fresh_python(f"{code}print('open_clip' in sys.modules)").strip() == "False"
