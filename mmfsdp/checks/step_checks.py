@@ -14,6 +14,7 @@ from ..core.lint import list_all
 from ..core.names import plain_name, tied_names
 from .differences import TOLERANCE, differences, parts, rank_factors, total_difference
 from .finite_differences import check_derivatives
+from .head_loss import check_head_loss
 from .lines import NOTE, OK, WRONG, Line
 from .no_picture import check_no_picture
 from .silent import check_trained
@@ -239,6 +240,7 @@ CHECKS: tuple[Callable[[Trial], Line | None], ...] = (
     check_trained,
     check_derivatives,
     check_loss,
+    check_head_loss,
     check_optimizer,
     check_gradients,
     check_norm,

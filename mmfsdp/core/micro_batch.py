@@ -195,6 +195,21 @@ def loss_of(output: Any) -> Any:
     return getattr(output, "loss", None)
 
 
+class NoLogits:
+    """Stands for the logits of an output that has a place for them, and none in it."""
+
+
+def logits_of(output: Any) -> torch.Tensor | NoLogits | None:
+    """Return the logits in the output of a forward: `output.logits` or `output["logits"]`; None if it has no such."""
+    if isinstance(output, Mapping) and "logits" in output:
+        logits = output["logits"]
+    elif hasattr(output, "logits"):
+        logits = output.logits
+    else:
+        return None
+    return NoLogits() if logits is None else logits
+
+
 def is_scalar_loss(loss: Any) -> bool:
     """Return True for what a step can train with: a tensor without dims. What `loss_of` returns may be logits."""
     return isinstance(loss, torch.Tensor) and loss.dim() == 0
@@ -214,14 +229,27 @@ def check_loss(model: nn.Module, loss: Any) -> None:
 
 
 def lint_loss(
-    model: nn.Module, loss: torch.Tensor, logits: torch.Tensor | None, labels: torch.Tensor | None, tokens: int
+    model: nn.Module,
+    loss: torch.Tensor,
+    logits: torch.Tensor | NoLogits | None,
+    labels: torch.Tensor | None,
+    tokens: int,
 ) -> None:
-    """Warn on rank 0 if the loss is not a mean over as many label tokens as `train_step` counts.
+    """Warn on rank 0 if the loss is not a mean over as many label tokens as `train_step` counts, or cannot be checked.
 
     `train_step` weighs each rank's loss by its label tokens. A mean over anything else would give another loss than one
     process has. logits: (B, L, V) or, of a head that computes the loss, the sum of the losses, (); see `token_loss`.
     """
     if rank() > 0 or hasattr(model, "count_label_tokens") or logits is None or labels is None or not tokens:
+        return
+    if isinstance(logits, NoLogits):
+        warnings.warn(
+            f"{class_name(model)}: its output has no logits, so nobody has checked that its loss is a mean over the "
+            f"{tokens} label tokens that train_step counts, and by which it weighs ranks and micro-batches: have it "
+            "return logits in its first step, or give the model a method count_label_tokens(batch) that returns what "
+            "its mean is over",
+            stacklevel=2,
+        )
         return
     if logits.dim() == 0:
         is_mean = equal_losses(logits.detach() / tokens, loss.detach())

@@ -21,12 +21,13 @@ from ..params import ParamError, Precision
 from .collectives import compute_device, rank, sum_over_ranks, world_size
 from .gradient_sync import gradient_sync
 from .lint import hooks_after_wrapping, list_all, model_changed
-from .micro_batch import StepBatch, as_batches, check_loss, label_tokens, lint_loss, loss_of
+from .micro_batch import StepBatch, as_batches, check_loss, label_tokens, lint_loss, logits_of, loss_of
 from .model_record import plan_of, record_of
 from .names import plain_name, unwrapped
 from .plan import stop_at_errors
 from .reshard import drop_failed_step, reshard
 from .same_parts import UsedParts, watch_parts
+from .token_loss import sums_of_heads
 from .written_state import warn_of_frozen_norms, watch_state
 
 FIGURES = ("loss", "grad_norm", "tokens", "samples", "stop_votes", "loss_scale", "same_parts")
@@ -217,14 +218,18 @@ def computes_in_fp16(model: nn.Module) -> bool:
 
 def mean_loss(model: nn.Module, inputs: dict[str, Any], tokens: int) -> torch.Tensor:
     """Return the model's loss in fp32; lint it in the first step. Raises ParamError where there is none."""
-    output = model(**inputs)
-    loss = loss_of(output)
     inner = unwrapped(model)
+    if record_of(model).first_step_checked:
+        loss = loss_of(model(**inputs))
+        check_loss(inner, loss)
+        return loss.float()
+    with sums_of_heads(inner) as sums:
+        output = model(**inputs)
+    loss = loss_of(output)
     check_loss(inner, loss)
-    if not record_of(model).first_step_checked:
-        logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-        lint_loss(inner, loss, logits, inputs.get("labels"), tokens)
-        record_of(model).first_step_checked = True
+    logits = sums[0] if len(sums) == 1 else logits_of(output)
+    lint_loss(inner, loss, logits, inputs.get("labels"), tokens)
+    record_of(model).first_step_checked = True
     return loss.float()
 
 

@@ -10,6 +10,8 @@ positions that the loss is computed for.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -58,6 +60,24 @@ def computes_loss_in_head(model: nn.Module) -> bool:
     if getattr(model, "whole_logits", SWITCHED_OFF):
         return False
     return any(isinstance(module, LossLinear) for module in model.modules())
+
+
+@contextmanager
+def sums_of_heads(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect what heads of the model return while they compute losses, each the sum of its losses, ()."""
+    sums: list[Tensor] = []
+
+    def collect(_: nn.Module, __: Any, output: Tensor) -> None:
+        if output.dim() == 0:  # else logits
+            sums.append(output.detach())
+
+    heads = [module for module in model.modules() if isinstance(module, LossLinear)]
+    handles = [head.register_forward_hook(collect) for head in heads]
+    try:
+        yield sums
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class LossLinear(nn.Linear):

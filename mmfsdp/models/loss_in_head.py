@@ -20,7 +20,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from ..core.fake_tensors import RealValues, copy_inputs, fake_mode, fake_model
 from ..core.names import unwrapped
-from ..core.token_loss import LOSS_POSITIONS, LossLinear, computes_loss_in_head
+from ..core.token_loss import LOSS_POSITIONS, SWITCHED_OFF, LossLinear, computes_loss_in_head
 from .backbones import run_on_meta
 from .head_targets import OtherLossError, give_targets, mean_of, next_tokens, reason_after
 from .media_model import MediaModel
@@ -54,6 +54,19 @@ def loss_in_head(model: Any, example: Mapping[str, Any] | None = None) -> str:
             _undo(model)
     model.whole_logits = reason
     return reason
+
+
+def undo_loss_in_head(model: Any) -> None:
+    """Have a model with labels compute its loss from the logits of all positions again, in place."""
+    if not computes_loss_in_head(model):
+        return
+    if isinstance(model, MediaModel):
+        head = model.language_model.get_output_embeddings()
+        table = head.table if isinstance(head, ExtendedHead) else head
+        table.__class__ = nn.Linear
+    else:
+        _undo(model)
+    model.whole_logits = SWITCHED_OFF
 
 
 class HeadLoss:

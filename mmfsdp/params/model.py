@@ -117,10 +117,10 @@ class ModelParams(Params):
     """Names of the matrices that get an adapter: [q_proj, v_proj]. Default none: all of the language model but the
     output's; an own model needs them."""
 
-    loss_in_head: bool = False
+    loss_in_head: bool = True
     """Compute the loss inside the output head, a piece of the positions at a time, so that the logits of all positions,
     often the largest tensors of a step, are never in memory at once. A model that changes its logits before the loss
-    keeps them whole, and the plan says so. An own model calls `mmfsdp.loss_in_head`. Default false."""
+    keeps them whole, and the plan says so. An own model calls `mmfsdp.loss_in_head`. Default true."""
 
     cross_attention_every: int = Field(1, ge=1)
     """One gated cross-attention before every n-th decoder layer; a count of layers. Default 1."""

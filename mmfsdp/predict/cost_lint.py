@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -155,4 +155,17 @@ def without_gradient(names: Sequence[str]) -> Iterator[Finding]:
             "only for values that have none, such as ids of an argmax. If that is so in every step, it never learns, "
             "the plan may count gathers that do not come, and DDP fails at its second step; freeze it, or give an "
             "example that trains it. What some steps use must be used on all ranks alike, or the run ends",
+        )
+
+
+def loss_in_pieces_of_torch(dtypes: Collection[torch.dtype]) -> Iterator[Finding]:
+    """Find `torch.nn.functional.linear_cross_entropy` where it computes in pieces. dtypes: of its hidden states."""
+    if dtypes:
+        names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        yield _warning(
+            "torchs-loss",
+            f"the loss is torch's linear_cross_entropy with options, of hidden states in {names}: in 16 bits it rounds "
+            "the loss itself (11.000 for 11.169), and its operator has no formula of FLOPs, so the plan, MFU and the "
+            "predicted seconds lack those of the head; call mmfsdp.loss_in_head(model) before wrapping, and take the "
+            "model's own loss, or compute the loss from logits",
         )

@@ -30,10 +30,13 @@ from ..core.quantize import quantize_model
 from ..core.recompute import checkpoint_activations, in_backward
 from ..core.units import torch_dtype, with_bytes
 from ..params import Backend, FSDPParams, ParamError
-from .cost_lint import without_gradient
+from .cost_lint import loss_in_pieces_of_torch, without_gradient
 from .memory import with_gathers
 from .unit_bytes import gradient_params
 from .work import Work, WorkCounter
+
+TORCHS_LOSS = "torch_nn::_linear_cross_entropy"
+"""How the names of the operators of `torch.nn.functional.linear_cross_entropy` begin (torch 2.13)."""
 
 
 class Recording(NamedTuple):
@@ -50,6 +53,8 @@ class Recording(NamedTuple):
     model's own, for example."""
     without_loss: bool
     """The forward returned no loss, and backward began at the sum of its outputs."""
+    torchs_losses: frozenset[torch.dtype]
+    """Dtypes of the hidden states with which `torch.nn.functional.linear_cross_entropy` computed a loss in pieces."""
 
 
 def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> Recording:
@@ -102,7 +107,8 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
         raise ValueError(f"example: the model's step failed on it ({type(error).__name__}: {error})") from error
     twice, recomputed = frozenset(recorder.reduced_twice), frozenset(recorder.recomputed)
     unused = tuple(recorder.unused)
-    return Recording(tuple(recorder.events), recorder.counter.work, unused, twice, recomputed, without_loss)
+    losses = frozenset(recorder.torchs_losses)
+    return Recording(tuple(recorder.events), recorder.counter.work, unused, twice, recomputed, without_loss, losses)
 
 
 def with_memory_events(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> WrapPlan:
@@ -126,7 +132,7 @@ def with_recording(plan: WrapPlan, recording: Recording) -> WrapPlan:
                 again = again or unit.order in recording.recomputed
             unit = replace(unit, params=params, reduced_twice=twice, recomputed=again)
             units[i] = with_bytes(unit, plan.fsdp, plan.shard)
-    lint = (*plan.lint, *without_gradient(recording.unused))
+    lint = (*plan.lint, *without_gradient(recording.unused), *loss_in_pieces_of_torch(recording.torchs_losses))
     plan = replace(plan, units=tuple(units), lint=lint)
     plan = replace(plan, memory_events=recording.memory_events, without_loss=recording.without_loss)
     return with_gathers(replace(plan, **vars(recording.work)))
@@ -156,6 +162,7 @@ class MemoryRecorder(TorchDispatchMode):
         self.unused = {p.name: None for p in plan.params if p.trainable}
         self.reduced_twice: set[int] = set()
         self.recomputed: set[int] = set()
+        self.torchs_losses: set[torch.dtype] = set()
         self.order_by_storage: dict[int, int] = {}  # of frozen weights that backward is not known to need
         # State of units, by order.
         self.params: dict[int, list[nn.Parameter]] = {}
@@ -177,6 +184,8 @@ class MemoryRecorder(TorchDispatchMode):
                 if order is not None:
                     self.recomputed.add(order)
         output = func(*args, **kwargs)
+        if func.name().startswith(TORCHS_LOSS) and not in_backward():
+            self.torchs_losses.add(args[0].dtype)
         self.counter.add(func, args, kwargs, output)
         for tensor in tensors_of(output):
             self.allocate(tensor)

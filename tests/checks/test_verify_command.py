@@ -1,7 +1,9 @@
 """`verify` finds eight planted mistakes, each by the check that is for it, and none where there is none."""
 
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,8 +11,9 @@ import yaml
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from mmfsdp import RunParams, cli, verify
+from mmfsdp import RunParams, cli, loss_in_head, loss_positions, verify
 from mmfsdp.checks.from_params import check_memory, verify_folder, write_trial
+from mmfsdp.checks.head_loss import check_head_loss
 from mmfsdp.checks.lines import Line, from_plain
 from mmfsdp.checks.outcome import first_result, lines_from_ranks
 from mmfsdp.checks.own_loop import TIMEOUT_S
@@ -107,7 +110,11 @@ def verify_family(name: str):
         return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
 
     batches = [families.Inputs(name, seed).inputs() for seed in range(2)]
-    return verify(families.build(name), wrap=wrap, optimizer=optimizer, step=step, batches=batches)
+    for batch in batches:
+        batch["loss_positions"] = loss_positions(batch["labels"])
+    model = families.build(name)
+    assert loss_in_head(model) == ""
+    return verify(model, wrap=wrap, optimizer=optimizer, step=step, batches=batches)
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +142,23 @@ def check_found(lines: list[Line], expected: tuple[str, str] | None) -> None:
     assert wrong.pop(check, "").startswith(words), "\n".join(map(str, lines))
     fix = next(line.fix for line in lines if line.check == check)
     assert fix, "it says what to do"
+
+
+def test_a_head_that_computes_another_loss_than_whole_logits_is_found():
+    def build(in_head=True):
+        model = families.build("llava")
+        assert not in_head or loss_in_head(model) == ""
+        return model
+
+    def line_of(batch, **changes):
+        return check_head_loss(SimpleNamespace(loop=SimpleNamespace(build=partial(build, **changes)), batch=batch))
+
+    inputs = families.Inputs("llava").inputs()
+    others = loss_positions(torch.roll(inputs["labels"], 5, dims=1))[:1]
+    assert line_of(inputs).state == "ok"
+    assert line_of({**inputs, "loss_positions": loss_positions(inputs["labels"])}).state == "ok"
+    assert line_of({**inputs, "loss_positions": others}).state == "wrong"
+    assert line_of(inputs, in_head=False) is None
 
 
 @pytest.mark.real

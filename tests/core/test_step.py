@@ -10,10 +10,11 @@ import transformers
 from tiny import Mapping, tiny_batch, tiny_flamingo
 from torch import nn
 from torch.optim import SGD
-from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.modeling_outputs import CausalLMOutput, SequenceClassifierOutput
 
 from mmfsdp.core.micro_batch import MappingBatch, label_tokens, lint_loss
 from mmfsdp.core.step import train_step
+from mmfsdp.models.loss_in_head import loss_in_head
 from mmfsdp.params import ParamError, Schedule, TrainParams
 from mmfsdp.train.optimizer import build_optimizer, lr_factor
 
@@ -84,11 +85,31 @@ def test_label_tokens_are_those_that_the_models_loss_is_a_mean_over():
 SIZES = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 BART = {"vocab_size": 32, "d_model": 16, "decoder_layers": 1, "decoder_ffn_dim": 16, "decoder_attention_heads": 2}
 ROUTED = SIZES | {"num_key_value_heads": 2, "output_router_logits": True}
+
+
+class Doubled(nn.Module):
+    """Returns twice the loss that its head computes, and no logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = in_head(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)))
+
+    def forward(self, input_ids, labels):
+        return CausalLMOutput(loss=2 * self.model(input_ids=input_ids, labels=labels).loss)
+
+
+def in_head(model):
+    assert loss_in_head(model) == ""
+    return model
+
+
 LOSSES = {
     "causal": (lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)), True),
     "masked": (lambda: transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)), True),
     "causal without a shift": (lambda: transformers.BartForCausalLM(transformers.BartConfig(**BART)), False),
     "with a router's loss": (lambda: transformers.MixtralForCausalLM(transformers.MixtralConfig(**ROUTED)), False),
+    "in the head": (lambda: in_head(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))), True),
+    "in the head, doubled": (Doubled, False),
 }
 
 
@@ -103,6 +124,23 @@ def test_a_loss_that_is_no_mean_over_the_counted_tokens_is_told_once(make, is_se
         told = [str(w.message) for w in warned if "not a mean over" in str(w.message)]
         assert bool(told) == (first and not is_served), told
         assert all(line.startswith(type(model).__name__) for line in told)
+
+
+@pytest.mark.parametrize("form", [dict, CausalLMOutput])
+def test_a_loss_beside_no_logits_is_said_to_be_unchecked_once(form):
+    class Fused(nn.Linear):
+        """Its loss comes from a fused kernel, so its output has a place for logits, and none in it."""
+
+        def forward(self, labels):
+            return form(loss=self.weight.sum(), logits=None)
+
+    model, batch = Fused(2, 1), {"labels": texts().mapping["labels"]}
+    for first in (True, False):
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            train_step(model, [batch], SGD(model.parameters(), lr=0.1))
+        told = [str(w.message) for w in warned if "its output has no logits" in str(w.message)]
+        assert bool(told) == first, told
 
 
 def test_a_mean_over_samples_is_left_alone():

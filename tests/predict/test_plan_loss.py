@@ -105,3 +105,26 @@ def test_a_plan_whose_example_gives_no_loss_says_so(form):
     assert words in " ".join(plan_table(plan).split()) and words in " ".join(str(estimate(plan)).split())
     with_loss = planned(FORMS["tensor"], "FSDP2")
     assert words not in " ".join(plan_table(with_loss).split()) and words not in str(estimate(with_loss))
+
+
+class TorchsLoss(nn.Module):
+    """Its loss is torch's linear_cross_entropy, in pieces or not."""
+
+    def __init__(self, options):
+        super().__init__()
+        self.head, self.options = nn.Linear(WIDTH, CLASSES, bias=False), options
+
+    def forward(self, x, labels):
+        weight = self.head.weight
+        return torch.nn.functional.linear_cross_entropy(x.to(weight.dtype), weight, labels, options=self.options)
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="torch has no linear_cross_entropy")
+def test_torchs_own_loss_in_pieces_is_warned_of():
+    from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions
+
+    example = {"x": torch.zeros(8, WIDTH), "labels": torch.zeros(8, dtype=torch.long)}
+    for options in (None, LinearCrossEntropyOptions()):
+        plan = make_plan(TorchsLoss(options), FSDPParams(mixed_precision="bf16"), world_size=2, example=example)
+        told = [finding.message for finding in plan.lint if finding.code == "torchs-loss"]
+        assert [("in bfloat16" in message) for message in told] == ([True] if options else []), plan.lint
