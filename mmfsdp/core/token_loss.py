@@ -10,7 +10,7 @@ positions that the loss is computed for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -93,16 +93,16 @@ class LossLinear(nn.Linear):
         targets: Tensor | None = None,
         *,
         positions: Tensor | None = None,
-        extra: Tensor | None = None,
+        extra: Callable[[], Tensor] | None = None,
         known: int | None = None,
     ) -> Tensor:
         """Return logits (..., V) of x (..., D); with targets the sum of their losses, () in fp32. See `token_loss`.
 
-        targets: (...) the token to predict at each position or, with positions, (R,) at these. extra: (..., E).
+        targets: (...) the token to predict at each position or, with positions, (R,) at these. extra: returns (..., E).
         """
         if targets is None:
             return super().forward(x)
-        extra_rows = None if extra is None else extra.flatten(0, -2)
+        extra_rows = None if extra is None else extra().to(x.dtype).flatten(0, -2)
         known = len(self.weight) if known is None else known
         return token_loss(x.flatten(0, -2), self.weight, self.bias, extra_rows, targets.flatten(), positions, known)
 

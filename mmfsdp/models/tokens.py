@@ -77,8 +77,12 @@ class ExtendedHead(nn.Module):
     ) -> torch.Tensor:
         """(..., D) -> (..., K + N); with targets the sum of their losses, if the table is a LossLinear."""
         if targets is not None:
-            new = self.new_tokens(hidden_states.to(self.new_tokens.weight.dtype)).to(hidden_states.dtype)  # (..., N)
-            return self.table(hidden_states, targets, positions=positions, extra=new, known=self.known)
+            # The table calls this, so that its forward begins first, as without targets: a unit of the norm before the
+            # head and the table stays one.
+            def extra() -> torch.Tensor:
+                return self.new_tokens(hidden_states.to(self.new_tokens.weight.dtype)).to(hidden_states.dtype)
+
+            return self.table(hidden_states, targets, positions=positions, extra=extra, known=self.known)
         old = self.table(hidden_states)[..., : self.known]  # a table may have more rows than its tokenizer has tokens
         new = self.new_tokens(hidden_states.to(self.new_tokens.weight.dtype))  # (..., N)
         if old.requires_grad:

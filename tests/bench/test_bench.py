@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import weakref
 from pathlib import Path
 
@@ -13,12 +14,15 @@ from ranks import fake_group
 from tiny import tiny_batch, tiny_flamingo
 
 from mmfsdp.bench import bench_models, spawn_ranks
-from mmfsdp.bench.bench_models import COMPARED, CORNSTARCH, IN_HEAD, METHODS, OPENFLAMINGO, random_model
+from mmfsdp.bench.bench_models import COMPARED, CORNSTARCH, IN_HEAD, METHODS, OPENFLAMINGO, OURS, random_model
 from mmfsdp.bench.bench_step import LARGE, batch_for, bench_step, table
 from mmfsdp.cli import main
 from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.token_loss import computes_loss_in_head
+from mmfsdp.models.kinds import kind_of
+from mmfsdp.models.loss_in_head import loss_in_head
 from mmfsdp.params import FSDPParams, ParamError, load
+from mmfsdp.predict import estimate
 from mmfsdp.predict.memory_events import record_memory
 from mmfsdp.train.prepare import _kept_model
 from tests.bench.mutants import FAST_TESTS, REAL_TESTS, all_mutants, equal_mutants, mutants_of, noting_calls
@@ -157,6 +161,19 @@ def test_bench_step_on_a_gpu_measures_a_model_that_is_planned_here_without_weigh
     plan = make_plan(model, FSDPParams(mixed_precision="bf16"), world_size=1, example=batch.inputs())
     gates = [name for name, p in model.named_parameters() if p.requires_grad and name.endswith("_gate")]
     assert len(gates) == 2 * 16 and plan.flops > 0
+
+
+def test_the_case_of_the_page_on_gpus_needs_about_half_of_openflamingos_memory():
+    """Of the predicted peak and the measured one of OpenFlamingo's scheme, 16 samples, one rank."""
+    page = (ROOT / "notebooks/reference/gpu.md").read_text()
+    [theirs] = re.findall(r"\| OpenFlamingo's scheme \| [\d.]+ \| [\d.]+ \| ([\d.]+) \|", page)
+    params = load("clip_llama_1b").change(**LARGE, **{"train.batch_size": 16, "train.device": "cuda"})
+    model = random_model(params.model, meta=True)
+    assert loss_in_head(model) == ""
+    example = kind_of(params.model).example(model, params, None)
+    fields = {**OURS["frozen-aware SHARD"], "mixed_precision": "bf16"}
+    plan = make_plan(model, FSDPParams(**fields), world_size=1, example=example)
+    assert estimate(plan, params.train).peak_bytes / 1e9 <= 0.52 * float(theirs)
 
 
 def test_each_mutant_is_a_program_that_differs_in_one_line():

@@ -53,7 +53,7 @@ WITHOUT_EXAMPLE = {"tiny_llava"}
     ],
 )
 def test_the_head_of_a_preset_holds_one_piece_of_logits(name):
-    params = load(name).change(**{"launch.ranks": 8, "model.loss_in_head": True})
+    params = load(name).change(**{"launch.ranks": 8})
     plan, _ = preview(params)
     model, _ = kept_model(params)
     [head] = [key for key, module in model.named_modules() if isinstance(module, LossLinear)]

@@ -10,6 +10,7 @@ import torch
 
 from mmfsdp.bench.bench_models import (
     CORNSTARCH,
+    IN_HEAD,
     OPENFLAMINGO,
     OURS,
     Method,
@@ -27,7 +28,7 @@ from tests.bench.gpu.flamingo import batch_of, plan_of, predicted, pristine, wra
 from tests.bench.gpu.rows import Rows
 
 SHARD = "frozen-aware SHARD"
-ORDER = (SHARD, OPENFLAMINGO, "frozen-aware KEEP", "frozen-aware REPLICATE", CORNSTARCH, "DDP")
+ORDER = (SHARD, OPENFLAMINGO, *IN_HEAD, "frozen-aware KEEP", "frozen-aware REPLICATE", CORNSTARCH, "DDP")
 ROUNDS = 4 if ON_GPU else 1
 ROW_SECONDS = 18 if ON_GPU else 0
 """Time that a row may take: none is begun later."""
