@@ -20,7 +20,8 @@ from ..run.launch import launch as start_run
 from ..run.placement import trains_on, with_ranks
 from ..run.progress import part_of
 from ..run.record import check_no_replay
-from ..run.state import SWEEP_FILE, find_runs, runs_table
+from ..run.snapshot import Snapshot
+from ..run.state import SWEEP_FILE, find_runs, run_state, runs_table
 from ..run.sweep import Sweep
 from ..run.sweep import sweep as start_sweep
 from ..run.trouble import headline, troubles
@@ -248,12 +249,13 @@ def runs(values: Namespace) -> int:
 def status(values: Namespace) -> int:
     """Print the state of a run, what it does now, and what is wrong with it. Returns 1 if it ended and is not ok."""
     asked = Run.open(run_folder(values.run))
-    state = asked.state()
-    found = troubles(asked.path, state)
+    look = Snapshot(asked.path)
+    state = run_state(look)
+    found = troubles(look, state)
     show(f"{asked.name}: {headline(state, found)}")
-    part = part_of(asked.path, state)
+    part = part_of(look, state)
     if part is not None:
-        show(f"{part.part}: {part.words}", Progress(asked.path).line(state))
+        show(f"{part.part}: {part.words}", Progress(asked.path).line(state, look))
     show(*(f"trouble: {trouble}" for trouble in found))
     return int(state.done and not state.ok)
 

@@ -39,6 +39,8 @@ NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 MAX_FILE_BYTES = 1 << 26
 """Bytes that are read of a file that is read as a whole: far more than any of them has. Its values take more."""
+LAST_ROWS_BYTES = 20_000
+"""Bytes of the newest metrics that tell a run's state: some fifty steps."""
 MAX_METRICS_BYTES = 1 << 28
 """Bytes of metrics that are read at once: some 400,000 rows. Of more, the newest."""
 
@@ -257,7 +259,12 @@ def last_log_lines(folder: PathLike, rank: int, *, size: int = 4000) -> str:
         return ""
     log = GrowingFile(paths[-1])
     text = without_callers(without_controls(log.read(size + CALLERS_BYTES, newest=True).decode("utf-8", "replace")))
-    is_cut = log.skipped or len(text) > size
+    return newest_lines(text, size, is_cut=log.skipped > 0)
+
+
+def newest_lines(text: str, size: int, *, is_cut: bool = False) -> str:
+    """Return the last `size` characters of a text, from the start of a line. is_cut: it does not begin with one."""
+    is_cut = is_cut or len(text) > size
     text = text[-size:]
     return text.partition("\n")[2] if is_cut and "\n" in text else text
 
@@ -375,7 +382,7 @@ def read_metrics(folder: PathLike, rank: int = 0, *, last_bytes: int = MAX_METRI
 
 def last_row(folder: PathLike, rank: int = 0) -> Row:
     """Return a rank's newest metrics; {} if there are none."""
-    rows = read_metrics(folder, rank, last_bytes=20_000)
+    rows = read_metrics(folder, rank, last_bytes=LAST_ROWS_BYTES)
     return rows[-1] if rows else {}
 
 

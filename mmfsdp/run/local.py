@@ -1,4 +1,4 @@
-"""The processes of a run on this machine: which they are, how to stop them, and the state that they leave a run in.
+"""The processes of a run on this machine: which they are, and how to stop them.
 
 All processes of a local run are in one session, which its supervisor leads.
 """
@@ -11,34 +11,16 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from .folder import NO_FILE, last_line, last_row
-from .reasons import GONE, NO_SIGN, Reason
-from .record import (
-    BEING_CANCELLED,
-    RunRecord,
-    RunState,
-    Status,
-    all_done,
-    because,
-    cancelled_state,
-    first_failure,
-    rank_statuses,
-    read_status,
-    status_values,
-)
-from .slow_start import slow_start
+from .folder import NO_FILE
+from .record import RunRecord
 
 START_TOLERANCE_S = 60.0
 """Readings of one process's start differ by up to this: they move with the wall clock. A pid is not reused so soon."""
-
-OTHER_HOST_TIMEOUT_S = 180.0
-"""Seconds without a sign of life after which a run on another machine is lost; clocks and caches differ."""
 
 LOOPBACK = "127.0.0.1"
 """Address by which the ranks of a local run find each other: no other machine reaches it."""
@@ -170,66 +152,12 @@ def stop_processes(record: RunRecord, folder: Path, *, grace_s: float = 2.0) -> 
     return False
 
 
-def local_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState:
-    """Return the state of a run whose ranks are processes of one machine."""
-    supervised = not is_here(record) or is_supervised(record)
-    state = read_status(folder)  # after the look at the supervisor, which writes this file before it ends
-    if state.done:
-        return state
-    if state.status is Status.STARTING and has_steps:
-        state = replace(state, status=Status.RUNNING)
-    if not is_here(record):  # all that is known is in its files
-        silence_s = _silence(folder)
-        if silence_s > OTHER_HOST_TIMEOUT_S:
-            return because(Status.LOST, f"no sign of life from {record.host} for {silence_s:.0f} s", kind=NO_SIGN)
-        state = replace(state, why=state.why or Reason(f"its processes are on {record.host}, not on this machine"))
-    elif not supervised and processes_of(record, folder):
-        return replace(state, why=Reason("its supervisor was killed; the ranks are still running"))
-    elif not supervised:
-        return _state_after_death(folder, record)
-    if (folder / "cancel").exists():
-        return replace(state, why=BEING_CANCELLED)
-    if is_here(record) and is_stopped(record.pid):
-        words = f"its supervisor, process {record.pid}, is stopped, and nobody watches the ranks: "
-        return replace(state, why=Reason(f"{words}`kill -CONT {record.pid}` lets it go on"))
-    if state.status is Status.STARTING and not state.why:
-        state = replace(state, why=Reason(slow_start(folder, record, rank_statuses(folder, record))))
-    return state
-
-
 def is_stopped(pid: int) -> bool:
     """Return True if somebody has stopped a process, by SIGSTOP or a debugger."""
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     except psutil.Error:
         return False
-
-
-def _silence(folder: Path) -> float:
-    """Return the seconds since a run on another machine last gave a sign of life.
-
-    The supervisor writes the time of its machine into status.json, and rank 0 into its metrics. The time of a file is
-    the file server's, whose clock may differ; only earlier versions need it.
-    """
-    alive = status_values(folder).get("alive")
-    if alive is not None:
-        return time.time() - max(alive, last_row(folder).get("time", 0.0))
-    ages = [file_age(folder / name) for name in ("run.json", "status.json", "metrics.jsonl")]
-    return min(age for age in ages if age is not None)
-
-
-def _state_after_death(folder: Path, record: RunRecord) -> RunState:
-    """Return the state of a run that has no process left, from what the ranks reported."""
-    if (folder / "cancel").exists():
-        return cancelled_state(folder, record)
-    statuses = rank_statuses(folder, record)
-    if all_done(statuses):
-        return RunState(Status.COMPLETED)
-    cause = "its processes are gone without a result: killed, no disk space, or the machine was restarted"
-    with suppress(OSError):  # another person may not read it
-        words = last_line(folder / "logs" / "supervisor.log")
-        cause += words and f"; its supervisor's last words are: {words}"
-    return first_failure(statuses) or because(Status.LOST, cause, kind=GONE)
 
 
 def file_age(path: Path) -> float | None:

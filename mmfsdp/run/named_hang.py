@@ -15,10 +15,11 @@ from ..hangs.stacks import Frame, main_stack
 from ..hangs.words import NO_ORDER, hang_words
 from ..params import ParamError, RunParams
 from .ask_ranks import KEPT_PLAN, ask_here, ask_ranks, kept, sockets_here
-from .folder import last_bytes, last_log_lines, log_paths, read_json
+from .folder import Row, last_bytes, log_paths, read_json
 from .reasons import COLLECTIVES, LOST_PEER
 from .record import RunRecord, RunState, because, rank_statuses
 from .silent_ranks import library_error
+from .snapshot import Snapshot
 
 
 @dataclass(frozen=True)
@@ -45,35 +46,38 @@ def kind_of_hang(hang: Hang) -> str:
 
 def name_hang_of(folder: Path, record: RunRecord) -> NamedHang | None:
     """Return who is missing in a run that hangs; None where the ranks cannot tell, such as before they have joined."""
-    records = with_ended(folder, record, ask_ranks(folder, record))
+    records = with_ended(rank_statuses(folder, record), ask_ranks(folder, record))
     order = order_of_run(folder)
     hang = find_hang(records, order.fit)
     return None if hang is None else NamedHang(hang, order)
 
 
-def with_ended(folder: Path, record: RunRecord, records: Mapping[int, RankRecord]) -> dict[int, RankRecord]:
-    """Return the records with a mark at ranks that have come to their end while others have not."""
+def with_ended(reports: Sequence[Row], records: Mapping[int, RankRecord]) -> dict[int, RankRecord]:
+    """Return the records with a mark at ranks that have reported their end while others have not."""
     marked = dict(records)
-    for rank, status in enumerate(rank_statuses(folder, record)):
+    for rank, status in enumerate(reports):
         if status.get("state") == "done":
             marked[rank] = RankRecord(rank, process=ENDED)
     return marked
 
 
-def with_cause(folder: Path, record: RunRecord, state: RunState) -> RunState:
+def with_cause(look: Snapshot, state: RunState) -> RunState:
     """Return the state of a failed run with the rank that the others failed of, where the ranks' lists tell it.
 
     That is one that was in another collective than the others, or one that came to its end before them.
     """
-    order = order_of_run(folder)
     hang: Hang | None = None
+    record = look.record
+    if record is None or state.why.kind not in (COLLECTIVES, LOST_PEER):
+        return state
+    order = order_of_run(look.folder)
     if state.why.kind == COLLECTIVES:
-        hang = _departure(folder, record, order)
-    elif state.why.kind == LOST_PEER:
-        hang = find_ended(with_ended(folder, record, kept(folder, record)))
+        hang = _departure(look.folder, record, order)
+    else:
+        hang = find_ended(with_ended(look.reports, kept(look.folder, record)))
     if hang is None or hang.rank is None:
         return state
-    stack = main_stack(last_log_lines(folder, hang.rank, size=64_000))
+    stack = main_stack(look.log(hang.rank))
     cause, kind = hang_words(hang, order, stack), kind_of_hang(hang)
     return because(state.status, cause, kind=kind, rank=hang.rank, others=(state.why,), traceback=state.traceback)
 

@@ -34,12 +34,11 @@ from .record import (
     RunState,
     Status,
     because,
-    read_status,
     state_of_values,
-    status_values,
     write_status,
 )
 from .recording import AGAIN, BACKBONES, BEAT, EVENT, LOG, RANK, RESULT, ROW, STATE, Moment, Recording
+from .snapshot import Snapshot
 from .stages import progress_of
 
 TICK_S = 0.1
@@ -53,21 +52,21 @@ FULL_BYTES = 1 << 16
 CANCELLED = because(Status.CANCELLED, "the replay was cancelled")
 
 
-def replay_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState:
+def replay_state(look: Snapshot, record: RunRecord) -> RunState:
     """Return the state of a replay, from its folder alone."""
-    state = read_status(folder)
+    state = look.status
     if state.done:
         return state
-    silence_s = abs(time.time() - status_values(folder).get("alive", record.created))
+    silence_s = abs(look.time - look.values.get("alive", record.created))
     is_gone = not silence_s <= GONE_AFTER_S  # also if the time is not a number
-    if (folder / "cancel").exists():
+    if look.cancelled:
         return CANCELLED if is_gone else replace(state, why=BEING_CANCELLED)
     if is_gone:
-        words = last_line(folder / "logs" / PLAYER_LOG)
-        if not words and shutil.disk_usage(folder).free < FULL_BYTES:  # then it could not even write why it ended
+        words = last_line(look.folder / "logs" / PLAYER_LOG)
+        if not words and shutil.disk_usage(look.folder).free < FULL_BYTES:  # then it could not even write why it ended
             words = "the disk is full"
         return because(Status.LOST, "its player has ended" + (f" ({words})" if words else ""), kind=PLAYER_GONE)
-    if state.status is Status.STARTING and has_steps:  # a row is written before the state
+    if state.status is Status.STARTING and look.rows():  # a row is written before the state
         state = replace(state, status=Status.RUNNING)
     return state
 

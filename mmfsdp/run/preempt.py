@@ -29,8 +29,9 @@ from ..params import ParamError
 from .folder import add_event
 from .local import is_here, signal_rank
 from .reasons import Reason
-from .record import RunRecord, check_no_replay, rank_statuses
-from .slurm_state import job_error, job_number, scancel
+from .record import check_no_replay
+from .slurm_state import job_error, scancel
+from .snapshot import Snapshot
 from .state import run_state
 
 PREEMPT_SIGNAL = signal.SIGUSR2
@@ -74,13 +75,13 @@ def simulate_preemption(folder: Path) -> None:
     the folder names is another run's.
     """
     check_no_replay(folder, "preempted: it plays what the recorded run went through")
-    record, state = RunRecord.read(folder), run_state(folder)
-    statuses = rank_statuses(folder, record) if record else []
+    look = Snapshot(folder)
+    state, record, statuses = run_state(look), look.record, look.reports
     if record is None or state.done or any(status.get("state") != "running" for status in statuses):
         raise ParamError("run", f"{folder} is {state}; a drill needs a run whose ranks are all running")
     if record.executor != "slurm" and not is_here(record):
         raise ParamError("run", f"{folder} runs on {record.host}; start the drill there")
-    job = job_number(folder) or ""
+    job = look.job or ""
     if record.executor == "slurm" and (error := job_error(folder, job) if job else Reason("it names no job")):
         raise ParamError("run", f"{folder}: {error}")
     add_event(folder, "drill", step=state.step, text="drill: all ranks are sent the preemption signal")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from .folder import PathLike
 from .pretraining import backbones_progress
 from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status
+from .snapshot import Snapshot, look_at
 from .stages import BACKBONES, CAPTIONS, FIRST_STEP, PARTS, STEPS, progress_of, stage_of
 from .state import RankProgress, age, read_ranks
 
@@ -28,24 +28,26 @@ class PartProgress(NamedTuple):
     """Seconds until that is done; None while unknown."""
 
 
-def part_of(folder: PathLike, state: RunState, *, ranks: Sequence[RankProgress] | None = None) -> PartProgress | None:
+def part_of(
+    run: PathLike | Snapshot, state: RunState, *, ranks: Sequence[RankProgress] | None = None
+) -> PartProgress | None:
     """Return the part that a run in this state is in; None if it waits to be started, or is done.
 
-    ranks: what `read_ranks` gives, where it was called already.
+    run: a look at it, or its folder. ranks: what `read_ranks` gives, where it was called already.
     """
-    folder = Path(folder)
-    record = RunRecord.read(folder)
+    look = look_at(run)
+    record = look.record
     if record is None or state.done or state.status is Status.QUEUED:
         return None
     if state.status is Status.PREPARING:
-        made = backbones_progress(folder)
+        made = backbones_progress(look.folder)
         words = "starting the pretraining, or waiting for another run's"
         share: float | None = None
         if made.label:
             words, share = f"pretraining the {made.label}, once for all runs", made.share
         return PartProgress(_parts(record, BACKBONES), BACKBONES, words, share, made.left_s)
     if ranks is None:
-        ranks = read_ranks(folder, record.ranks, state)
+        ranks = read_ranks(look, record.ranks, state)
     working = [rank for rank in ranks if rank.status not in ("done", "failed", "stopped")]
     if not working:
         return None

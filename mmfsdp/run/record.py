@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ EXECUTORS = ("local", "slurm", "srun", REPLAY)
 MAX_RANKS = 100_000
 """Ranks that a run may have: a reader looks for a file of each."""
 MAX_PID = 2**31
+JOB_NUMBER = re.compile("[0-9]{1,18}(_[0-9]{1,9})?")
+"""A Slurm job, or a task of a job array."""
 MAX_REASON, MAX_TRACEBACK = 4000, 100_000
 """Characters of why a run or a rank has ended, and of a traceback, that are read."""
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from ..hangs.stacks import crash
 from .error_kinds import text_kind
-from .folder import last_log_lines, read_heartbeat
 from .reasons import CRASH, LIBRARY
+from .snapshot import Snapshot
 
 _LIBRARY_ERROR = re.compile(r"^terminate called .*\n(?:.*\n)?? *what\(\): +(.+)$", re.MULTILINE)
 """What C++ prints when it ends a process by an exception that nobody caught, as gloo's are."""
@@ -20,14 +19,13 @@ def library_error(log: str) -> str:
     return messages[-1][:400] if messages else ""
 
 
-def death_words(folder: Path, rank: int) -> tuple[str, str]:
+def death_words(look: Snapshot, rank: int) -> tuple[str, str]:
     """Return what ended a rank, and the kind of it: a library in C++, or a crash; "" and "" where its log has neither.
 
     Such as `was ended by a library (in step 2 compute): MESSAGE` or `crashed (in step 2 compute): Segmentation fault in
     step (train.py, line 9)`.
     """
-    log = last_log_lines(folder, rank, size=64_000)
-    beat = read_heartbeat(folder, rank)
+    log, beat = look.log(rank), look.beat(rank)
     activity = f" (in {beat[0]})" if beat else ""
     if error := library_error(log):
         return f"was ended by a library{activity}: {error}", text_kind(error) or LIBRARY

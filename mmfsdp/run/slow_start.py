@@ -6,13 +6,9 @@ container; then Python reads its files, on many clusters from a network disk. A 
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-from typing import Any
-
 from ..hangs.words import ranks_words
-from .folder import NO_FILE, last_line, log_paths, read_file
-from .record import RunRecord, status_values
+from .folder import NO_FILE, last_line, log_paths
+from .snapshot import Snapshot
 
 SCRIPT_FILE = "ranks.line"
 """File in logs/: the line that the batch script is at. There is none while its login shell reads its start files."""
@@ -25,14 +21,11 @@ SLOW_START_S = 20.0
 """Seconds after which a person is told what the run waits for."""
 
 
-def slow_start(folder: Path, record: RunRecord, statuses: list[dict[str, Any]]) -> str:
-    """Return what a run waits for while ranks have not reported, and for how long; "" as long as that is not slow.
-
-    statuses: of all ranks, as `rank_statuses` reads them.
-    """
-    missing = [rank for rank, status in enumerate(statuses) if not status]
-    line, since = _line_and_start(folder, record)
-    seconds = time.time() - since
+def slow_start(look: Snapshot) -> str:
+    """Return what a run waits for while ranks have not reported, and for how long; "" as long as that is not slow."""
+    missing = [rank for rank, report in enumerate(look.reports) if not report]
+    line, since = _line_and_start(look)
+    seconds = look.time - since
     if not missing or since == 0.0 or seconds < SLOW_START_S:
         return ""
     if line == STARTS_RANKS:
@@ -41,36 +34,33 @@ def slow_start(folder: Path, record: RunRecord, statuses: list[dict[str, Any]]) 
         words = f"its batch script is in `{line}` for {seconds:.0f} s: what is slow there?"
     else:
         words = f"{LOGIN} for {seconds:.0f} s: what is slow there?"
-    said = [last_line(path) for rank, path in log_paths(folder) if rank == missing[0] or line != STARTS_RANKS]
+    said = [last_line(path) for rank, path in log_paths(look.folder) if rank == missing[0] or line != STARTS_RANKS]
     return f"{words}; its last words are: {said[-1]}" if said and said[-1] else words
 
 
-def field_of_line(folder: Path) -> str:
+def field_of_line(look: Snapshot) -> str:
     """Return the field of the line that the batch script is at before it starts the ranks, such as launch.setup."""
-    try:
-        line = read_file(folder / "logs" / SCRIPT_FILE).decode("utf-8", "replace")
-    except NO_FILE:
-        return ""
-    field, colon, _ = line.partition(": ")
+    field, colon, _ = (look.text(f"logs/{SCRIPT_FILE}") or "").partition(": ")
     return field if colon else ""
 
 
-def _line_and_start(folder: Path, record: RunRecord) -> tuple[str, float]:
+def _line_and_start(look: Snapshot) -> tuple[str, float]:
     """Return the line that the batch script is at, and since when in unix seconds; 0 if it has not started.
 
     Slurm's daemon makes the job's log when it starts the script. Where there is no script, the ranks start at once,
     after submitit has written their call.
     """
-    logs = folder / "logs"
+    logs = look.folder / "logs"
     try:
-        if record.executor == "slurm":
-            line = read_file(logs / SCRIPT_FILE).decode("utf-8", "replace").strip()
-            return line, (logs / SCRIPT_FILE).stat().st_mtime
-        calls = [path.stat().st_mtime for path in logs.glob("*_submitted.pkl")]
-        return STARTS_RANKS, max(calls, default=0.0)
+        if look.record is None or look.record.executor != "slurm":
+            calls = [path.stat().st_mtime for path in logs.glob("*_submitted.pkl")]
+            return STARTS_RANKS, max(calls, default=0.0)
+        line = look.text(f"logs/{SCRIPT_FILE}")
+        if line is not None:
+            return line.strip(), (logs / SCRIPT_FILE).stat().st_mtime
     except NO_FILE:
         pass
-    submitted = status_values(folder).get("submitted", 0.0)
-    times = [path.stat().st_mtime for rank, path in log_paths(folder) if rank == 0]
+    submitted = look.values.get("submitted", 0.0)
+    times = [path.stat().st_mtime for rank, path in log_paths(look.folder) if rank == 0]
     # Much older ones are of an earlier job; this one may have started before its number was written down.
     return "", max([at for at in times if at > submitted - SLOW_START_S], default=0.0)

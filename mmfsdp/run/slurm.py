@@ -35,7 +35,8 @@ from .site import (
     variable_lines,
 )
 from .slow_start import SCRIPT_FILE, STARTS_RANKS
-from .slurm_state import EXIT_CODE_FILE, PREEMPTED_FILE, scancel
+from .slurm_state import PREEMPTED_FILE, scancel
+from .snapshot import EXIT_CODE_FILE
 
 MAX_PREEMPT_NOTICE_S = 90
 """Slurm sends the preemption signal this long before the time limit; in a short job, 15 s for each of its minutes."""

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from .folder import last_log_lines
 from .reasons import ADVICE, BATCH_SCRIPT, NO_LOG, NO_PYTHON, NOT_STARTED, Reason
 from .record import RunState, Status, because, first_failure
 from .silent_ranks import death_words
 from .slow_start import field_of_line
+from .snapshot import Snapshot
 
 _CANCELLED_LINE = re.compile(r"error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*")
 """Printed into the job's log by the daemon of its node: `CANCELLED AT 2026-01-01T12:00:00 DUE TO TIME LIMIT`."""
 _CAUSES = {"": "CANCELLED", "TIME LIMIT": "TIMEOUT", "PREEMPTION": "PREEMPTED", "NODE FAILURE": "NODE_FAIL"}
 
 
-def state_in_log(folder: Path) -> str:
+JOB_LOG_BYTES, LAST_WORDS_BYTES = 40_000, 4000
+"""Bytes of the end of a job's log that tell how it ended, and of a rank's log that are shown."""
+
+
+def state_in_log(log: str) -> str:
     """Return Slurm's final state of a job by the job's own log, such as TIMEOUT; empty if the log has none."""
-    causes = _CANCELLED_LINE.findall(last_log_lines(folder, 0, size=40_000))
+    causes = _CANCELLED_LINE.findall(log)
     return _CAUSES.get(causes[-1], "") if causes else ""
 
 
@@ -59,12 +62,12 @@ def task_errors(log: str) -> list[TaskError]:
 _RESTARTED = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ DUE TO (?:PREEMPTION|NODE FAILURE)[^\n]*\n")
 
 
-def job_log(folder: Path) -> str:
-    """Return the end of a job's log, from where Slurm has started it for the last time."""
-    return _RESTARTED.split(last_log_lines(folder, 0, size=40_000))[-1]
+def since_last_start(log: str) -> str:
+    """Return a job's log from where Slurm has started it for the last time."""
+    return _RESTARTED.split(log)[-1]
 
 
-def failure_in_job(folder: Path, statuses: list[dict[str, Any]], log: str) -> RunState | None:
+def failure_in_job(look: Snapshot, log: str) -> RunState | None:
     """Return the FAILED state of the rank that failed first, of ranks that srun has started; None if none has.
 
     A rank that died without a report is blamed before those that reported an error: they fail because of it. srun ends
@@ -72,45 +75,44 @@ def failure_in_job(folder: Path, statuses: list[dict[str, Any]], log: str) -> Ru
 
     log: what srun has printed.
     """
+    statuses = look.reports
     reported, errors = first_failure(statuses), task_errors(log)
     crashes = [error for error in errors if not _BY_SRUN.match(error.error)]
     for error in crashes + errors[:1]:
         if any(statuses[rank].get("state") == "failed" for rank in error.ranks if rank < len(statuses)):
             break  # it has reported why
-        return _silent_death(folder, statuses, error, others=(reported.why,) if reported else ())
+        return _silent_death(look, error, others=(reported.why,) if reported else ())
     return reported
 
 
-def _silent_death(
-    folder: Path, statuses: list[dict[str, Any]], error: TaskError, *, others: tuple[Reason, ...]
-) -> RunState:
+def _silent_death(look: Snapshot, error: TaskError, *, others: tuple[Reason, ...]) -> RunState:
     """Return the state of a job whose first failed rank reported nothing at its end. others: what came of it."""
     rank, words, kind = error.ranks[0], error.error, ""
-    last_words = last_log_lines(folder, rank)
-    if rank < len(statuses) and not statuses[rank]:
+    last_words = look.log(rank, size=LAST_WORDS_BYTES)
+    if rank < len(look.reports) and not look.reports[rank]:
         own_words = _own_words(last_words)
         kind = NO_PYTHON if _NO_PYTHON.search(own_words) else NOT_STARTED
         words += f" before it started{own_words}"
     else:
-        death, kind = death_words(folder, rank)
+        death, kind = death_words(look, rank)
         words += f", it {death}" if death else ""
     cause = f"rank {rank} on {error.node}: {words}"
     return because(Status.FAILED, cause, kind=kind, rank=rank, others=others, traceback=last_words)
 
 
-def failure_without_rank(folder: Path, statuses: list[dict[str, Any]], reason: str) -> RunState:
+def failure_without_rank(look: Snapshot, reason: str) -> RunState:
     """Return the state of a job that failed, where no rank did: what its log says. reason: Slurm's."""
-    log = last_log_lines(folder, 0, size=40_000)
+    log = look.log(0, size=JOB_LOG_BYTES)
     lines = log.strip().splitlines()
     if lines:
         words, kind, fix = lines[-1][:500], "", ""
-        if field := field_of_line(folder):
+        if field := field_of_line(look):
             kind, fix = BATCH_SCRIPT, ADVICE[BATCH_SCRIPT].fix.format(field=field)
-        elif not any(statuses) and _NO_PYTHON.search(words):  # no rank has come to a person's own code
+        elif not any(look.reports) and _NO_PYTHON.search(words):  # no rank has come to a person's own code
             kind = NO_PYTHON
-        return because(Status.FAILED, words, kind=kind, fix=fix, traceback=log[-4000:])
+        return because(Status.FAILED, words, kind=kind, fix=fix, traceback=log[-LAST_WORDS_BYTES:])
     words = f"the job left no log, and no rank has reported anything{f' ({reason})' if reason else ''}"
-    fix = f"if its first node cannot see {folder}, put launch.folder where all nodes can write"
+    fix = f"if its first node cannot see {look.folder}, put launch.folder where all nodes can write"
     return because(Status.FAILED, words, kind=NO_LOG, fix=fix)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import threading
@@ -14,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .folder import NO_FILE, last_line, last_log_lines, read_file
-from .local import is_here, is_supervised
+from .folder import last_line
+from .local import is_here
 from .named_hang import with_cause
 from .never_starts import why_never
 from .reasons import ADVICE, INTERRUPTED, JOB_MEMORY, NO_SUCH_JOB, NOT_ITS_JOB, TIME_LIMIT, Reason
@@ -28,17 +27,12 @@ from .record import (
     because,
     cancelled_state,
     first_failure,
-    rank_status,
-    rank_statuses,
-    read_status,
-    status_values,
     write_status,
 )
 from .slow_start import SLOW_START_S, slow_start
-from .slurm_log import failure_in_job, failure_without_rank, job_log, lost_node, state_in_log
+from .slurm_log import JOB_LOG_BYTES, failure_in_job, failure_without_rank, lost_node, since_last_start, state_in_log
+from .snapshot import Snapshot
 
-EXIT_CODE_FILE = "ranks.end"
-"""File in logs/: the exit code of srun, written by the batch script after all ranks ended."""
 PREEMPTED_FILE = "ranks.preempted"
 """File in logs/: the ranks were preempted and have saved, so the batch script requeues the job. See preempt.py."""
 RESTART_COUNT = "SLURM_RESTART_COUNT"
@@ -54,9 +48,6 @@ PRETRAIN_TIMEOUT_S = 3600.0
 """Seconds more that it may take where backbones are pretrained first, as other machines see it."""
 UNKNOWN_TIMEOUT_S = 30.0
 """Seconds after which Slurm should know a job that was submitted to it."""
-
-JOB_NUMBER = re.compile("[0-9]{1,18}(_[0-9]{1,9})?")
-"""A job, or a task of a job array."""
 
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 """Slurm's states of jobs that have not started, or not started again."""
@@ -77,101 +68,77 @@ KIND_OF_END = {"TIMEOUT": TIME_LIMIT, "OUT_OF_MEMORY": JOB_MEMORY}
 """Slurm's final states of jobs -> the kind of the cause."""
 
 
-def slurm_state(folder: Path, record: RunRecord, *, has_steps: bool) -> RunState:
+def slurm_state(look: Snapshot, record: RunRecord) -> RunState:
     """Return the state of a run on Slurm. A final state is written into the folder: Slurm forgets finished jobs."""
-    state, number = read_status(folder), job_number(folder)
+    state = look.status
     if state.done:
         # The job may be requeued after it had ended, by an administrator or because a node failed.
-        finished = status_values(folder).get("finished", float("inf"))
-        rank0 = rank_status(folder, 0)
+        finished, rank0 = look.values.get("finished", float("inf")), look.report(0)
         if rank0.get("state") != "running" or rank0.get("time", 0.0) <= finished:
             return state
-    if number is None:
-        if is_here(record):
-            submitting = is_supervised(record)
-        else:
-            allowed_s = SUBMIT_TIMEOUT_S + (PRETRAIN_TIMEOUT_S if record.pretrains else 0.0)
-            submitting = time.time() - max(record.created, tried_at(folder)) < allowed_s
-        if submitting and state.status is Status.PREPARING:
-            return replace(state, why=BEING_CANCELLED) if (folder / "cancel").exists() else state
-        if submitting:
-            seconds = time.time() - max(record.created, tried_at(folder))
-            words = "being submitted"
-            if seconds > SLOW_START_S:
-                words += f" for {seconds:.0f} s: sbatch does not answer; is Slurm busy (`scontrol ping`)?"
-            return RunState(Status.QUEUED, state.why or Reason(words))
-        if (folder / "cancel").exists():
-            return because(Status.CANCELLED, "cancelled")
-        words = last_line(folder / "logs" / "supervisor.log")
-        said = f"; its last words are: {words}" if words else ""
-        return because(Status.LOST, f"its submission from {record.host} was interrupted{said}")
-    state = _state_from_files(folder, record) or _state_from_slurm(folder, record, number, has_steps=has_steps)
-    if (folder / "cancel").exists() and not state.ok:
+    if look.job is None:
+        return _state_before_job(look, record)
+    state = _state_from_files(look) or _state_from_slurm(look, record, look.job)
+    if look.cancelled and not state.ok:
         if state.done:
-            state = cancelled_state(folder, record)
+            state = cancelled_state(look.folder, record)
         else:
             state = replace(state, why=BEING_CANCELLED)
     if state.done:
         with suppress(OSError):  # another user's run: whoever looks next works it out again
-            write_status(folder, state, finished=time.time())
+            write_status(look.folder, state, finished=time.time())
     return state
 
 
+def _state_before_job(look: Snapshot, record: RunRecord) -> RunState:
+    """Return the state of a run that has no job yet, or whose submission was interrupted."""
+    state, seconds = look.status, look.time - max(record.created, look.values.get("submitted", 0.0))
+    submitting = look.supervised
+    if not is_here(record):
+        submitting = seconds < SUBMIT_TIMEOUT_S + (PRETRAIN_TIMEOUT_S if record.pretrains else 0.0)
+    if submitting and state.status is Status.PREPARING:
+        return replace(state, why=BEING_CANCELLED) if look.cancelled else state
+    if submitting:
+        words = "being submitted"
+        if seconds > SLOW_START_S:
+            words += f" for {seconds:.0f} s: sbatch does not answer; is Slurm busy (`scontrol ping`)?"
+        return RunState(Status.QUEUED, state.why or Reason(words))
+    if look.cancelled:
+        return because(Status.CANCELLED, "cancelled")
+    words = last_line(look.folder / "logs" / "supervisor.log")
+    said = f"; its last words are: {words}" if words else ""
+    return because(Status.LOST, f"its submission from {record.host} was interrupted{said}")
+
+
 def job_number(folder: Path) -> str | None:
-    """Return the run's Slurm job, such as 123 or 123_4; None before it is submitted.
-
-    It becomes an argument of Slurm's commands, so anything but digits is no job.
-    """
-    number = str(status_values(folder).get("job", ""))
-    if JOB_NUMBER.fullmatch(number):
-        return number
-    # submitit's file for the job tells, too, if status.json was deleted; a resumed run has no old one (Run.resume).
-    for path in (folder / "logs").glob("[0-9]*_submitted.pkl"):
-        number = path.name.removesuffix("_submitted.pkl")
-        if JOB_NUMBER.fullmatch(number):
-            return number
-    return None
+    """Return the run's Slurm job, such as 123 or 123_4; None before it is submitted."""
+    return Snapshot(folder).job
 
 
-def _state_from_files(folder: Path, record: RunRecord) -> RunState | None:
+def _state_from_files(look: Snapshot) -> RunState | None:
     """Return the final state of a job whose ranks have all ended by themselves; None if only Slurm can tell.
 
     The ranks' own reports come first: srun ends with 0 also where a lost node has interrupted the ranks, and Slurm then
     requeues the job.
     """
-    if _exit_code(folder) is None:
+    if look.exit_code is None:
         return None
-    statuses = rank_statuses(folder, record)  # after the exit code, which is written after them
-    if all_done(statuses):
+    if all_done(look.reports):
         return RunState(Status.COMPLETED)
-    if (folder / "logs" / PREEMPTED_FILE).exists():
+    if (look.folder / "logs" / PREEMPTED_FILE).exists():
         return because(Status.FAILED, "preempted, and not requeued", kind=INTERRUPTED)
-    log = last_log_lines(folder, 0, size=40_000)
-    if lost_node(log) or first_failure(statuses) is None:
+    if lost_node(look.log(0, size=JOB_LOG_BYTES)) or first_failure(look.reports) is None:
         return None  # Slurm requeues a job that has lost a node
-    return _failure(folder, record, statuses)
+    return _failure(look)
 
 
-def tried_at(folder: Path) -> float:
-    """Return when the job was submitted or, if Slurm took no more jobs, last offered to it (unix seconds); else 0."""
-    return status_values(folder).get("submitted", 0.0)
-
-
-def _exit_code(folder: Path) -> int | None:
-    """Return the exit code that the batch script has left; None before its end."""
-    try:
-        return int(read_file(folder / "logs" / EXIT_CODE_FILE))
-    except (*NO_FILE, ValueError):
-        return None
-
-
-def _state_from_slurm(folder: Path, record: RunRecord, number: str, *, has_steps: bool) -> RunState:
+def _state_from_slurm(look: Snapshot, record: RunRecord, number: str) -> RunState:
     """Return the state of a job that has not ended, as far as its files tell."""
-    rank0 = rank_status(folder, 0)
-    job = find_job(number, user=folder.stat().st_uid)
-    notes = (job.error,) if job.error else ()
+    job = find_job(number, user=look.folder.stat().st_uid)
     if job.state in ENDED:
-        return _ended_state(folder, record, number, job)
+        return _ended_state(Snapshot(look.folder), number, job)  # its last files may be newer than the look
+    rank0 = look.report(0)
+    notes = (job.error,) if job.error else ()
     if job.state in WAITING and rank0.get("time", 0.0) < job.asked:
         if kind := why_never(job.reason):
             fix = ADVICE[kind].fix.format(job=number, timeout_min=record.timeout_min)
@@ -181,26 +148,25 @@ def _state_from_slurm(folder: Path, record: RunRecord, number: str, *, has_steps
     if job.state == "SUSPENDED":
         words = f"job {number} is suspended by Slurm; `scontrol resume` continues it"
         return replace(because(Status.SUSPENDED, words), notes=notes)
-    if (folder / "logs" / PREEMPTED_FILE).exists():
+    if (look.folder / "logs" / PREEMPTED_FILE).exists():
         return because(Status.QUEUED, f"job {number}: preempted; requeued")
     if not job.state and not job.error:
-        changed = max(tried_at(folder), rank0.get("time", 0.0))
+        changed = max(look.values.get("submitted", 0.0), rank0.get("time", 0.0))
         if job.asked > changed + UNKNOWN_TIMEOUT_S:
-            return _ended_state(folder, record, number, job)
+            return _ended_state(Snapshot(look.folder), number, job)
     if not (job.state or job.error or rank0):
         return because(Status.QUEUED, f"job {number} was submitted")
     status = Status.QUEUED
-    if has_steps:
+    if look.rows():
         status = Status.RUNNING
     elif job.state or rank0:
         status = Status.STARTING
-    statuses = rank_statuses(folder, record)
-    if failure := first_failure(statuses):
+    if failure := first_failure(look.reports):
         return replace(failure, status=status, notes=notes)  # final once all ranks have ended
     words = f"job {number}" + (f" on {job.nodes}" if job.nodes else "")
     if job.state not in ("", "RUNNING"):
         words += f" (Slurm: {job.state})"  # such as CONFIGURING, while its nodes boot or a prolog runs
-    elif slow := slow_start(folder, record, statuses):
+    elif slow := slow_start(look):
         words += f"; {slow}"
     return replace(because(status, words), notes=notes)
 
@@ -213,31 +179,31 @@ def _waiting_reason(job: Job) -> str:
     return text
 
 
-def _ended_state(folder: Path, record: RunRecord, number: str, job: Job) -> RunState:
+def _ended_state(look: Snapshot, number: str, job: Job) -> RunState:
     """Return the final state of a job that has ended, or that Slurm no longer knows."""
-    statuses = rank_statuses(folder, record)
-    if all_done(statuses):
+    reports = look.reports
+    if all_done(reports):
         return RunState(Status.COMPLETED)
     if not job.state:  # no accounting, and squeue forgets a job after minutes
-        job = replace(job, state=state_in_log(folder))
+        job = replace(job, state=state_in_log(look.log(0, size=JOB_LOG_BYTES)))
     if job.state == "CANCELLED":
         by = f" ({job.reason})" if job.reason else ""
-        return cancelled_state(folder, record, ENDED[job.state] + by)
-    if first_failure(statuses) and (failure := _failure(folder, record, statuses)):
+        return cancelled_state(look.folder, look.record, ENDED[job.state] + by)
+    if first_failure(reports) and (failure := _failure(look)):
         return failure
-    if not job.state and _exit_code(folder) is None:
+    if not job.state and look.exit_code is None:
         return because(Status.LOST, f"Slurm no longer knows job {number}, and it left no result")
     if ENDED.get(job.state):
         return because(Status.FAILED, ENDED[job.state], kind=KIND_OF_END.get(job.state, ""))
-    if _exit_code(folder) == 0:
-        return _interrupted_state(statuses)
-    return _failure(folder, record, statuses) or failure_without_rank(folder, statuses, job.reason)
+    if look.exit_code == 0:
+        return _interrupted_state(reports)
+    return _failure(look) or failure_without_rank(look, job.reason)
 
 
-def _failure(folder: Path, record: RunRecord, statuses: list[dict[str, Any]]) -> RunState | None:
+def _failure(look: Snapshot) -> RunState | None:
     """Return the state of a job that has failed, with the rank that the others failed of; None if no rank failed."""
-    failure = failure_in_job(folder, statuses, job_log(folder))
-    return None if failure is None else with_cause(folder, record, failure)
+    failure = failure_in_job(look, since_last_start(look.log(0, size=JOB_LOG_BYTES)))
+    return None if failure is None else with_cause(look, failure)
 
 
 def _interrupted_state(statuses: list[dict[str, Any]]) -> RunState:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -12,22 +11,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..checkpoint.steps import best_of
-from .folder import PathLike, Row, best_words, last_row, read_heartbeat, read_metrics
-from .local import file_age, local_state
+from .folder import PathLike, Row, best_words
+from .local import file_age
+from .local_state import local_state
 from .player import replay_state
 from .reasons import NEVER_LAUNCHED, NO_RECORD
-from .record import REPLAY, RunRecord, RunState, Status, because, rank_status, read_status, replay_words
-from .slurm_state import job_number, slurm_state
-from .stages import quiet_s
+from .record import REPLAY, RunRecord, RunState, Status, because, replay_words
+from .slurm_state import slurm_state
+from .snapshot import Snapshot, look_at
+from .stages import progress_of, quiet_s
 
 LAUNCH_TIMEOUT_S = 10.0
 """Seconds that a launch may take to write run.json."""
 
 SWEEP_FILE = "sweep.json"
 """The file that makes a folder a sweep: a folder of runs."""
-
-LAST_ROWS_BYTES = 20_000
-"""Bytes of the newest metrics that tell a run's state: some fifty steps."""
 
 STATE_BY_EXECUTOR = {"local": local_state, "slurm": slurm_state, "srun": local_state, REPLAY: replay_state}
 
@@ -37,21 +35,24 @@ def is_run(folder: PathLike) -> bool:
     return any(os.path.isfile(Path(folder) / name) for name in ("run.json", "params.yaml"))
 
 
-def run_state(path: PathLike) -> RunState:
-    """Return the state of a run, from its folder, its processes and its Slurm job."""
-    folder = Path(path)
-    record = RunRecord.read(folder)
+def run_state(run: PathLike | Snapshot) -> RunState:
+    """Return the state of a run, from its folder, its processes and its Slurm job.
+
+    run: a look at it, or its folder.
+    """
+    look = look_at(run)
+    record = look.record
     if record is None:
-        if (state := read_status(folder)).done:
+        if (state := look.status).done:
             return state
-        if job_number(folder):
+        if look.job:
             return because(Status.LOST, "its run.json is missing", kind=NO_RECORD)
-        age = file_age(folder)
+        age = file_age(look.folder)
         if age is not None and age < LAUNCH_TIMEOUT_S:
             return because(Status.QUEUED, "being launched")
         return because(Status.LOST, "it has no complete run.json: its launch was interrupted", kind=NEVER_LAUNCHED)
-    rows = read_metrics(folder, last_bytes=LAST_ROWS_BYTES)
-    state = STATE_BY_EXECUTOR[record.executor](folder, record, has_steps=bool(rows))
+    state = STATE_BY_EXECUTOR[record.executor](look, record)
+    rows = look.rows()
     step = rows[-1].get("step", 0) if rows else 0
     state = replace(state, step=step, steps=record.steps, not_finite=not_finite(rows), replay_of=record.replay_of)
     if state.done and state.status is not Status.COMPLETED:
@@ -123,19 +124,18 @@ class RankProgress:
     traceback: str = ""
 
 
-def read_ranks(path: PathLike, ranks: int, state: RunState) -> list[RankProgress]:
+def read_ranks(run: PathLike | Snapshot, ranks: int, state: RunState) -> list[RankProgress]:
     """Return every rank of a run as it is now; `state` is the state of the run."""
-    record = RunRecord.read(Path(path))
-    silence_s = record.hang_timeout_s if record else RunRecord.hang_timeout_s
-    return [_read_rank(Path(path), rank, state, silence_s) for rank in range(ranks)]
+    look = look_at(run)
+    silence_s = look.record.hang_timeout_s if look.record else RunRecord.hang_timeout_s
+    return [_rank_progress(look, rank, state, silence_s) for rank in range(ranks)]
 
 
-def _read_rank(folder: Path, rank: int, state: RunState, silence_s: float) -> RankProgress:
-    status, row = rank_status(folder, rank), last_row(folder, rank)
-    activity, at = read_heartbeat(folder, rank) or ("", None)
-    age_s = None if state.done or at is None else max(0.0, time.time() - at)
+def _rank_progress(look: Snapshot, rank: int, state: RunState, silence_s: float) -> RankProgress:
+    status, row = look.report(rank), look.last_row(rank)
+    activity, at = look.beat(rank) or ("", None)
+    age_s = None if state.done or at is None else max(0.0, look.time - at)
     first_step = not row or row.get("time", math.inf) <= status.get("time", 0.0)
-    match = re.match(r"step (\d+)", activity)
     error, traceback = "", ""
     if status.get("state") == "failed":
         error, traceback = status.get("error", ""), status.get("traceback", "")
@@ -155,7 +155,7 @@ def _read_rank(folder: Path, rank: int, state: RunState, silence_s: float) -> Ra
         rank,
         status=word,
         activity=activity,
-        step=int(match[1]) if match else row.get("step"),
+        step=progress_of(activity)[1] or row.get("step"),
         age_s=age_s,
         first_step=first_step,
         memory_bytes=row.get("memory_bytes"),
@@ -213,11 +213,12 @@ def runs_table(paths: Mapping[str, Path]) -> str:
 
 def _table_line(name: str, path: Path) -> tuple[float, tuple[str, ...], str]:
     """Return when a run was created, in unix seconds, its cells, and the reason of its state."""
-    record, state, loss = RunRecord.read(path), run_state(path), last_row(path).get("loss")
+    look = Snapshot(path)
+    state, record, loss = run_state(look), look.record, look.last_row().get("loss")
     created, old, where, about = 0.0, "", "", ""
     if record is not None:
         created, old = record.created, age(time.time() - record.created)
-        where = record.host if record.executor == "local" else f"{record.executor} {job_number(path) or ''}"
+        where = record.host if record.executor == "local" else f"{record.executor} {look.job or ''}"
         about = replay_words(record.replay_of) if record.executor == REPLAY else ""
     step, loss = f"{state.step}/{state.steps}", f"{loss:.4g}" if isinstance(loss, float) else ""
     best = best_words(best_of(path / "checkpoints"))

@@ -20,7 +20,7 @@ from ..hangs.rank_server import remove
 from .address import loopback_interface, reserved_port, set_interface
 from .ask_ranks import prepare_sockets
 from .error_kinds import kind_of
-from .folder import add_event, last_bytes, last_log_lines, last_row
+from .folder import add_event, last_bytes, last_row
 from .forked_ranks import ForkedRanks, are_forked
 from .hang import HangDetector
 from .local import LOOPBACK, is_same_process, oom_kills, stop_processes
@@ -41,7 +41,8 @@ from .record import (
     write_status,
 )
 from .silent_ranks import death_words
-from .slurm_log import failure_in_job
+from .slurm_log import LAST_WORDS_BYTES, failure_in_job
+from .snapshot import Snapshot
 
 if TYPE_CHECKING:
     from .job_step import JobStep
@@ -147,7 +148,7 @@ class Supervisor:
                 write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id, alive=time.time())
                 touched = time.monotonic()
             if state := self.stop_requested() or self.failure():
-                return with_cause(self.folder, self.record, state)
+                return with_cause(self.look(), state)
             statuses = rank_statuses(self.folder, self.record)
             if all(status.get("state") in ("done", "preempted") for status in statuses):
                 break
@@ -181,17 +182,18 @@ class Supervisor:
         if not self.silent_ranks() and not first_failure(rank_statuses(self.folder, self.record)):
             return None
         time.sleep(SETTLE_S)
-        silent_ranks, reported = self.silent_ranks(), first_failure(rank_statuses(self.folder, self.record))
+        silent_ranks, look = self.silent_ranks(), self.look()
+        reported = first_failure(look.reports)
         log = last_bytes(self.folder / "logs" / "supervisor.log", size=40_000)
         if self.step:
             of_step = log.rpartition(self.step.name)[2]  # what srun has printed since this step began
-            failure = failure_in_job(self.folder, rank_statuses(self.folder, self.record), of_step)
+            failure = failure_in_job(look, of_step)
             if failure is not None:
                 return failure
         if not silent_ranks:
             return reported
         rank = silent_ranks[0]
-        words, kind = death_words(self.folder, rank)
+        words, kind = death_words(look, rank)
         if not words:
             kind = MEMORY
             killed = "killed from outside, out of memory, or a crash"
@@ -199,8 +201,14 @@ class Supervisor:
                 killed = "Linux has killed a process for lack of memory since the ranks started"
             words = f"died without a traceback: {killed}"
         others = (reported.why,) if reported else ()
-        last_lines = last_log_lines(self.folder, rank) or log[-4000:]
+        last_lines = look.log(rank, size=LAST_WORDS_BYTES) or log[-LAST_WORDS_BYTES:]
         return because(Status.FAILED, f"rank {rank} {words}", kind=kind, rank=rank, others=others, traceback=last_lines)
+
+    def look(self) -> Snapshot:
+        """Return a look at the run; whoever has deleted run.json has not ended it."""
+        look = Snapshot(self.folder)
+        look.record = self.record
+        return look
 
     def silent_ranks(self) -> list[int]:
         """Return the ranks whose process has ended without a report of its end."""

@@ -29,7 +29,6 @@ from .folder import (
     PathLike,
     Types,
     best_words,
-    last_row,
     of_types,
     open_own,
     open_regular,
@@ -43,8 +42,9 @@ from .handle import Run
 from .interrupt import interruptible
 from .own_code import read_code, read_versions, write_code
 from .pretraining import pretrains
-from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status, because, check_entry, status_values
+from .record import TRAIN_AND_CAPTION, RunState, Status, because, check_entry
 from .site import settled
+from .snapshot import Snapshot
 from .start import make_folder, prepared, start, start_detached, start_trackers, warn
 from .state import SWEEP_FILE, is_run, run_state, text_table
 
@@ -243,10 +243,10 @@ class Sweep:
         states, rows = self.states(), []
         for name, values in self.members.items():
             folder, state = self.path / name, states[name]
-            result, status = read_result(folder), status_values(folder)
+            look = Snapshot(folder)
+            result, record, status = read_result(folder), look.record, look.values
             row = {"name": name, **values, "state": str(state.status), "step": state.step}
-            row |= {"loss": last_row(folder).get("loss"), "new right": result.get("heldout_exact_match")}
-            record = RunRecord.read(folder)
+            row |= {"loss": look.last_row().get("loss"), "new right": result.get("heldout_exact_match")}
             row["seconds"] = status["finished"] - record.created if record and "finished" in status else None
             best = best_words(best_of(folder / "checkpoints"))
             if best:  # of `train.keep_best`

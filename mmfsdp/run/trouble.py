@@ -12,7 +12,7 @@ from shlex import quote
 from typing import NamedTuple
 
 from ..params.base import without_controls
-from .folder import PathLike, Row, read_metrics
+from .folder import PathLike, Row
 from .reasons import (
     ADVICE,
     CANCELLING,
@@ -25,9 +25,10 @@ from .reasons import (
     STALLED,
     Reason,
 )
-from .record import RunRecord, RunState, Status, first_failure, rank_statuses
+from .record import RunRecord, RunState, Status, first_failure
+from .snapshot import Snapshot, look_at
 from .stages import progress_of
-from .state import LAST_ROWS_BYTES, RankProgress, age, not_finite, read_ranks, skipped_steps
+from .state import RankProgress, age, not_finite, read_ranks, skipped_steps
 
 FAILED = "failed"
 """A kind of trouble; the others, NOT_FINITE, SKIPPED and STALLED, are kinds of reasons, too."""
@@ -50,21 +51,22 @@ class Trouble(NamedTuple):
         return f"{self.text}. What to do: {self.fix}" if self.fix else self.text
 
 
-def troubles(folder: PathLike, state: RunState, *, ranks: Sequence[RankProgress] | None = None) -> list[Trouble]:
+def troubles(
+    run: PathLike | Snapshot, state: RunState, *, ranks: Sequence[RankProgress] | None = None
+) -> list[Trouble]:
     """Return what is wrong with a run in this state, the worst first; [] if nothing is.
 
-    ranks: what `read_ranks` gives, where it was called already.
+    run: a look at it, or its folder. ranks: what `read_ranks` gives, where it was called already.
     """
-    folder = Path(folder)
-    record = RunRecord.read(folder)
-    rows = read_metrics(folder, last_bytes=LAST_ROWS_BYTES)
+    look = look_at(run)
+    rows = look.rows()
     if ranks is None:
-        ranks = read_ranks(folder, record.ranks if record else 0, state)
+        ranks = read_ranks(look, len(look.reports), state)
     found = []
-    why = _failure(folder, record, state)
+    why = _failure(look, state)
     if why is not None:
-        found.append(_trouble_of(folder, why))
-    others = [_stall(ranks, state, record)]
+        found.append(_trouble_of(look.folder, why))
+    others = [_stall(ranks, state, look.record)]
     if why is None or why.kind != SKIPPED_STEPS:  # which is about the same steps
         others.insert(0, _bad_steps(rows))
     return found + [trouble for trouble in others if trouble is not None]
@@ -84,13 +86,13 @@ def is_ending(state: RunState, found: Sequence[Trouble]) -> bool:
     return any(trouble.kind in (FAILED, STALLED) for trouble in found)
 
 
-def _failure(folder: Path, record: RunRecord | None, state: RunState) -> Reason | None:
+def _failure(look: Snapshot, state: RunState) -> Reason | None:
     """Return why a run has failed, or is about to: a rank has, and the others are being stopped."""
     if state.done:
         return state.why if state.status in (Status.FAILED, Status.LOST) else None
     if state.rank is not None:
         return state.why
-    reported = first_failure(rank_statuses(folder, record)) if record else None
+    reported = first_failure(look.reports)
     return reported.why if reported else None
 
 

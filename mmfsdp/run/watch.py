@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..params.base import without_controls
-from .folder import NO_FILE, GrowingFile, PathLike, log_paths, open_regular, read_events, read_metrics
+from .folder import NO_FILE, GrowingFile, PathLike, log_paths, open_regular, read_events
 from .progress import part_of
 from .record import RunState, Status, replay_words
+from .snapshot import Snapshot
 from .stages import CAPTIONS, STEPS
 from .state import run_state
 from .trouble import FAILED, is_ending, troubles
@@ -153,9 +154,12 @@ class Progress:
         self.recent: deque[dict[str, Any]] = deque(maxlen=50)
         self.path = path
 
-    def line(self, state: RunState) -> str:
-        """Return a line such as `RUNNING   [####......]  40%  40/100  loss 1.234  56.7 samples/s  0:01:02 left`."""
-        self.add(read_metrics(self.path, last_bytes=20_000))
+    def line(self, state: RunState, look: Snapshot | None = None) -> str:
+        """Return a line such as `RUNNING   [####......]  40%  40/100  loss 1.234  56.7 samples/s  0:01:02 left`.
+
+        look: of which the state is; default a new one.
+        """
+        self.add((look or Snapshot(self.path)).rows())
         text = f"{state.status:<9} {bar(state.step / max(1, state.steps))}  {state.step}/{state.steps}"
         newest = self.recent[-1] if self.recent else {}
         for key, form in (("loss", "loss {:.4g}"), ("samples_per_s", "{:.1f} samples/s")):
@@ -211,16 +215,16 @@ def clock(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def _trouble_lines(path: PathLike, state: RunState) -> Iterator[tuple[str, str]]:
+def _trouble_lines(look: Snapshot, state: RunState) -> Iterator[tuple[str, str]]:
     """Yield what is wrong before the end of a run as (kind, line)."""
-    for trouble in troubles(path, state):
+    for trouble in troubles(look, state):
         if trouble.kind != FAILED:  # it is told at the end, which is near
             yield trouble.kind, f"trouble: {trouble}"
 
 
-def _part_lines(path: PathLike, state: RunState) -> Iterator[tuple[str, str]]:
+def _part_lines(look: Snapshot, state: RunState) -> Iterator[tuple[str, str]]:
     """Yield the part that a run is in before its first step as (a name, line); of pretraining, one for each tenth."""
-    progress = part_of(path, state)
+    progress = part_of(look, state)
     if progress is None or progress.part in (STEPS, CAPTIONS):
         return
     if progress.share is None:
@@ -240,7 +244,8 @@ def follow(path: PathLike) -> Iterator[str]:
     reader, progress, last_tenth, events_read, queued = LogReader(path), Progress(path), -1, 0, ""
     told, look_due = set[str](), 0.0
     while True:
-        state = run_state(path)  # before the logs are read: the logs of a finished run are complete
+        look = Snapshot(path)
+        state = run_state(look)  # before the logs are read: the logs of a finished run are complete
         if state.replay_of and "replay" not in told:
             yield replay_words(state.replay_of)
             told.add("replay")
@@ -253,14 +258,14 @@ def follow(path: PathLike) -> Iterator[str]:
             yield f"[{line.rank}] {line.text}"
         tenth = 10 * state.step // max(1, state.steps)
         if tenth != last_tenth:
-            yield progress.line(state)
+            yield progress.line(state, look)
             last_tenth = tenth
         if state.status is Status.QUEUED and state.reason != queued:
             queued = state.reason
             yield f"{state.status}: {queued}"  # such as a job that Slurm will never start
         if not state.done and time.monotonic() > look_due:
             # The numbers in the words of a trouble may change from step to step: before the end, each kind comes once.
-            for kind, words in (*_trouble_lines(path, state), *_part_lines(path, state)):
+            for kind, words in (*_trouble_lines(look, state), *_part_lines(look, state)):
                 if kind not in told:
                     yield words
                     told.add(kind)
@@ -270,4 +275,4 @@ def follow(path: PathLike) -> Iterator[str]:
         time.sleep(0.2)
     if state.traceback:
         yield f"rank {state.rank}:\n{state.traceback.rstrip()}"
-    yield from (f"trouble: {trouble}" for trouble in troubles(path, state))
+    yield from (f"trouble: {trouble}" for trouble in troubles(look, state))

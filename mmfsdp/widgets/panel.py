@@ -11,12 +11,13 @@ from typing import Any
 import ipywidgets as w
 import traitlets
 
-from ..run.folder import last_row, read_json, read_metrics, read_result
+from ..run.folder import read_json, read_result
 from ..run.handle import Run
 from ..run.interrupt import interruptible
 from ..run.progress import part_of
 from ..run.record import RunState, Status
-from ..run.state import read_ranks
+from ..run.snapshot import Snapshot
+from ..run.state import read_ranks, run_state
 from ..run.trouble import Trouble, headline, is_ending, troubles
 from ..run.watch import LogReader, Progress, clock
 from .actions import Actions
@@ -109,8 +110,9 @@ class RunPanel(CellWidget):
 
     def _update(self) -> bool:
         """Read what is new and draw it. Return True if the run is over and all of it is drawn."""
-        state = self.run.state()  # before the files: what is read after the end is all there is
-        self._progress.add(read_metrics(self.run.path, last_bytes=20_000))
+        look = Snapshot(self.run.path)
+        state = run_state(look)  # before the logs: what is read after the end is all there is
+        self._progress.add(look.rows())
         lines = self._tail.poll(last=state.done)
         self.logs.add(lines, left_out=self._tail.left_out, gaps=self._tail.gaps)
         self.state = state
@@ -118,7 +120,7 @@ class RunPanel(CellWidget):
         has_failed = state.rank is not None and not self._troubles  # this is told at once
         if state.done or has_failed or time.monotonic() >= self._details_due:
             cpu_start = time.thread_time()
-            self._draw_details()
+            self._draw_details(look)
             cpu_s = time.thread_time() - cpu_start
             self._details_due = time.monotonic() + max(1.0, cpu_s / DETAILS_CPU_SHARE)
         html = f"<span><b>{shown(self.run.name)}</b> {escape(headline(state, self._troubles))}"
@@ -134,18 +136,18 @@ class RunPanel(CellWidget):
         self.status = str(state.status)
         return state.done
 
-    def _draw_details(self) -> None:
+    def _draw_details(self, look: Snapshot) -> None:
         """Draw what is wrong, the rank grid, the tracebacks of failed ranks, what was predicted, and the events."""
-        ranks = read_ranks(self.run.path, self._ranks, self.state)
-        found = self._troubles = troubles(self.run.path, self.state, ranks=ranks)
+        ranks = read_ranks(look, self._ranks, self.state)
+        found = self._troubles = troubles(look, self.state, ranks=ranks)
         self._banner.value = banner(found)
-        self._parts.value = parts_line(part_of(self.run.path, self.state, ranks=ranks))
+        self._parts.value = parts_line(part_of(look, self.state, ranks=ranks))
         self._rank_grid.value = rank_grid(ranks, found)
         self._tracebacks.value = tracebacks(ranks, found)
         result = read_result(self.run.path) if self.state.done else {}
         estimate: dict[str, Any] = (read_json(self.run.path / "plan.json") or {}).get("estimate") or {}
         html = newest_events(self.run.path)
-        sent, predicted = last_row(self.run.path).get("wire_bytes"), estimate.get("wire_bytes")
+        sent, predicted = look.last_row().get("wire_bytes"), estimate.get("wire_bytes")
         if sent is not None and predicted is not None:
             html += note(f"sent in a step: {sent / 2**20:,.2f} MiB, predicted {predicted / 2**20:,.2f}")
         self._facts.value = html

@@ -13,17 +13,18 @@ import yaml
 
 from ..params.numbers import size
 from ..run.folder import (
+    MAX_METRICS_BYTES,
     best_words,
     is_inside,
     read_events,
     read_file,
     read_json,
-    read_metrics,
     read_params_yaml,
     read_result,
     write_text,
 )
 from ..run.record import RunRecord
+from ..run.snapshot import Snapshot
 from ..run.state import run_state
 from ..run.trouble import headline, troubles
 from .banner import banner
@@ -63,8 +64,9 @@ def report_html(folder: str | Path) -> str:
     planned = read_json(folder / "plan.json") or {}
     estimate = planned.get("estimate") or {}
     result = read_result(folder)
-    rows = read_metrics(folder)
-    record = RunRecord.read(folder)
+    look = Snapshot(folder, last_bytes=MAX_METRICS_BYTES)
+    state = run_state(look)  # first: what is read after the end is all there is
+    rows, record = look.rows(), look.record
     sections: dict[str, Callable[[], str]] = {
         "": lambda: result_figures(result) + facts(params, planned, record, rows),
         "Captions of new pictures": lambda: caption_cards(folder),
@@ -76,8 +78,7 @@ def report_html(folder: str | Path) -> str:
         "Plan": lambda: plan_section(planned, params, result, rows),
         "Parameters": lambda: parameters(folder, params, planned.get("versions") or {}),
     }
-    state = run_state(folder)
-    found = troubles(folder, state)
+    found = troubles(look, state)
     body = note(headline(state, found)) + banner(found)
     for title, section in sections.items():
         try:

@@ -20,8 +20,9 @@ from mmfsdp.run.never_starts import refused_field
 from mmfsdp.run.record import Status
 from mmfsdp.run.site import job_environment, minutes, notes
 from mmfsdp.run.slurm import _after_ranks, option_names, sbatch_text, slurm_executor
-from mmfsdp.run.slurm_log import failure_in_job, job_log
+from mmfsdp.run.slurm_log import failure_in_job, since_last_start
 from mmfsdp.run.slurm_state import PREEMPTED_FILE
+from mmfsdp.run.snapshot import Snapshot
 from mmfsdp.run.start import make_folder, start_in
 from mmfsdp.run.state import run_state
 from tests.run.test_runs import record
@@ -332,7 +333,9 @@ JOBS_THAT_FAILED = {
 @pytest.mark.parametrize("name", JOBS_THAT_FAILED)
 def test_the_first_rank_that_failed_is_blamed_and_not_those_that_srun_ended(name, tmp_path):
     statuses, log, reason = JOBS_THAT_FAILED[name]
-    state = failure_in_job(tmp_path, statuses, log)
+    look = Snapshot(tmp_path)
+    look.reports = statuses
+    state = failure_in_job(look, log)
     assert (state and state.reason) == reason
 
 
@@ -340,7 +343,7 @@ def test_what_srun_printed_before_the_job_was_started_again_is_not_of_its_end(tm
     again = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-31T12:00:00 DUE TO NODE FAILURE, SEE LOG ***\n"
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/7_0_log.out").write_text(CRASH + again + BY_SRUN)
-    assert job_log(tmp_path) == BY_SRUN
+    assert since_last_start(Snapshot(tmp_path).log(0)) == BY_SRUN
 
 
 SUBMISSIONS = {

@@ -1,0 +1,111 @@
+"""One look at a run: how often it opens each file, and that a state needs no files."""
+
+import sys
+import time
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mmfsdp.run.folder import MetricsWriter, write_json
+from mmfsdp.run.hang import Heartbeat
+from mmfsdp.run.progress import part_of
+from mmfsdp.run.reasons import DISK
+from mmfsdp.run.record import Status
+from mmfsdp.run.snapshot import EXIT_CODE_FILE, Snapshot
+from mmfsdp.run.state import read_ranks, run_state
+from mmfsdp.run.trouble import troubles
+from mmfsdp.run.watch import Progress
+from tests.run.test_runs import dead, record
+
+RANKS = 64
+opened: Counter[str] | None = None
+"""Files that are opened while they are counted."""
+
+
+def _count(event, arguments):
+    if event == "open" and opened is not None and arguments[1] is not None:  # else it is the `os.open` within an `open`
+        opened[str(arguments[0])] += 1
+
+
+sys.addaudithook(_count)
+
+
+@contextmanager
+def counted():
+    """Count all files that Python opens in this block."""
+    global opened
+    opened = counts = Counter()
+    yield counts
+    opened = None
+
+
+def write_run(folder, *, state="running", **changes):
+    """The folder of a run whose ranks have all reported this state, and a step."""
+    (folder / "logs").mkdir()
+    record(ranks=RANKS, **changes).write(folder)
+    write_json(folder / "status.json", {"status": "STARTING", "job": "77", "alive": time.time()})
+    for rank in range(RANKS):
+        report = {"rank": rank, "state": state, "pid": 1, "start": 0.0, "time": float(rank), "error": "no"}
+        write_json(folder / f"logs/rank{rank}.json", report)
+        Heartbeat(folder, rank)("step 2 compute")
+        MetricsWriter(folder, rank).write({"step": 1, "time": 1.0, "loss": 2.0})
+    for name in ("77_0_log.out", "supervisor.log"):
+        (folder / "logs" / name).write_text("step 1\n")
+
+
+CASES = {
+    "runs": lambda folder: write_run(folder),
+    "has failed": lambda folder: write_run(folder, state="failed"),
+    "is gone": lambda folder: write_run(folder, state="failed", **dead()),
+    "on another machine": lambda folder: write_run(folder, host="elsewhere"),
+    "is a job": lambda folder: write_run(folder, executor="slurm"),
+    "has started slowly": lambda folder: [write_run(folder), *((path).unlink() for path in folder.glob("*.jsonl"))],
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_look_opens_each_file_of_a_run_once(case, tmp_path):
+    """For its state, its ranks, what is wrong, its part, and its line of progress, together."""
+    CASES[case](tmp_path)
+    with counted() as counts:
+        look = Snapshot(tmp_path)
+        state = run_state(look)
+        ranks = read_ranks(look, RANKS, state)
+        found = troubles(look, state, ranks=ranks)
+        part = part_of(look, state, ranks=ranks)
+        Progress(tmp_path).line(state, look)
+    assert len(ranks) == RANKS and (found or part)
+    of_run = {name: count for name, count in counts.items() if Path(name).is_relative_to(tmp_path)}
+    assert len(of_run) > 2 * RANKS and set(of_run.values()) == {1}, {n: c for n, c in of_run.items() if c > 1}
+
+
+def test_the_state_of_a_large_run_opens_few_files(tmp_path):
+    write_run(tmp_path)
+    with counted() as counts:
+        run_state(tmp_path)
+    assert sum(name.startswith(str(tmp_path)) for name in counts) < 5, "whoever waits for it asks ten times a second"
+
+
+def test_a_state_needs_no_files():
+    """It is a function of what was read."""
+    look = Snapshot("nowhere")
+    look.record, look.values = record(ranks=2, steps=4, **dead()), {"status": "RUNNING"}
+    look.reports = [{"rank": 0, "state": "done"}, {"rank": 1, "state": "failed", "error": "OSError: x", "kind": DISK}]
+    state = run_state(look)
+    assert (state.status, state.rank, state.why.kind, state.steps) == (Status.FAILED, 1, DISK, 4)
+    look.reports = [{"rank": 0, "state": "done"}, {"rank": 1, "state": "done"}]
+    assert run_state(look).status is Status.COMPLETED
+
+
+def test_a_look_reads_what_is_written_last_first(tmp_path):
+    """Whatever is asked for first: else a run could seem to have ended without what it wrote before its end."""
+    write_run(tmp_path)
+    (tmp_path / "logs" / EXIT_CODE_FILE).write_text("0\n")
+    with counted() as counts:
+        look = Snapshot(tmp_path)
+        look.rows(1)
+        look.beat(1)
+    names = [Path(name).name for name in counts if name.startswith(str(tmp_path))]
+    assert names == ["run.json", "status.json", "metrics-rank1.jsonl", EXIT_CODE_FILE, "rank1.json", "rank1.beat"]
