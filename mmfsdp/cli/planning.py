@@ -13,8 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.plan import Finding, WrapPlan
+from ..core.plan import WrapPlan
 from ..params import Backend, LaunchParams, RunParams
+from ..params.findings import Finding
 from ..params.flags import params_of
 from ..params.numbers import WIDTH
 from ..run.watch import ProgressBar

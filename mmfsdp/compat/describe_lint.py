@@ -9,8 +9,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from ..core.lint import some
 from ..core.names import plain_name
-from ..core.plan import Finding, WrapPlan
+from ..core.plan import WrapPlan
 from ..core.reshard import parameter_groups
+from ..params.findings import Finding
 from ..predict.cost_lint import reentrant_layers
 
 NO_PICTURE_PAGE = "notebooks/reference/no_picture.md"

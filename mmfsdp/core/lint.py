@@ -16,10 +16,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from ..params import AutoWrapPolicy, Backend
+from ..params.findings import Finding
 from .group import guessed_layer_classes
 from .names import plain_name
 from .parameters import hook_names
-from .plan import MAX_SINGLE_LINES, Finding, UnitKind, WrapPlan
+from .plan import MAX_SINGLE_LINES, UnitKind, WrapPlan
 from .trace import Trace, need_gradient
 
 WRAPPERS = (FSDPModule, FullyShardedDataParallel, DistributedDataParallel, CheckpointWrapper)

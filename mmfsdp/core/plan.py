@@ -27,9 +27,10 @@ from itertools import pairwise
 from math import ceil, prod
 from typing import Any, NamedTuple
 
-from ..params import Backend, BackwardPrefetch, FrozenPolicy, FSDPParams, OptimizerKind, ParamError
+from ..params import Backend, BackwardPrefetch, FrozenPolicy, FSDPParams, OptimizerKind
 from ..params.base import from_plain, plain
 from ..params.enums import Choice
+from ..params.findings import Finding, stop_at_errors
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}
 ITEMSIZE |= {"float8_e4m3fn": 1, "float8_e5m2": 1}  # of codes
@@ -200,23 +201,6 @@ class MemoryEvent(NamedTuple):
     """Bytes allocated at the event."""
     grads: int
     """Of them, gradients of parameters."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One mistake that the lint found, with its fix."""
-
-    level: str
-    """error (a launch stops) or warning."""
-    code: str
-    message: str
-
-
-def stop_at_errors(findings: Iterable[Finding]) -> None:
-    """Raise ParamError with every error among the findings."""
-    errors = [finding.message for finding in findings if finding.level == "error"]
-    if errors:
-        raise ParamError("plan", "; ".join(dict.fromkeys(errors)))
 
 
 def ring_bytes(kind: str, nbytes: int, ranks: int) -> int:

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from ..params import Backend, ParamError
+from ..params.findings import stop_at_errors
 from .collectives import Progress, group_device, rank
 from .fsdp1 import wrap_fsdp1
 from .fsdp2 import wrap_fsdp2
@@ -26,7 +27,7 @@ from .lint import frozen_later, lint, model_changed
 from .model_record import note_plan
 from .names import ancestors, plain_name
 from .parameters import attributes_by_name, keep_attributes
-from .plan import Unit, WrapPlan, stop_at_errors
+from .plan import Unit, WrapPlan
 from .precision import cast_inputs
 from .recompute import checkpoint_activations, in_backward
 from .trace import need_gradient

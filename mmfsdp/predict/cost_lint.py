@@ -10,11 +10,12 @@ from torch import nn
 from ..core.group import MIN_UNIT_PARAMETERS
 from ..core.lint import some
 from ..core.names import plain_name
-from ..core.plan import Finding, Param, UnitKind, WrapPlan
+from ..core.plan import Param, UnitKind, WrapPlan
 from ..core.recompute import checkpoints_itself
 from ..core.token_loss import SWITCHED_OFF
 from ..core.trace import output_made_to_require_grad
 from ..params import AutoWrapPolicy, Backend
+from ..params.findings import Finding
 
 MAX_PADDING_SHARE = 0.25
 """Above this share of padding, the lint says which mesh has less."""

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..checkpoint.steps import checkpoint_step, complete_checkpoints, drop_after
 from ..params import ParamError, RunParams
 from ..params.base import without_controls
+from ..params.findings import Finding
 from ..params.own_modules import OwnSources
 from .folder import (
     PathLike,
@@ -50,14 +51,9 @@ from .state import is_run, run_state
 from .trust import check_trusted, trust_run
 from .watch import read_log
 
-if TYPE_CHECKING:
-    from ..core.plan import Finding
-
 
 def _tell_changes(tell: Callable[[Finding], object], words: str) -> None:
     """Warn that the own code, or a package that it imports, is not that of the launch; not without words."""
-    from ..core.plan import Finding
-
     if words:
         tell(Finding("warning", "own-code", f"the own code is not that of the launch: {words}"))
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ..params import RunParams
+from ..params.findings import Finding
 from .adopt import check_name
 from .handle import Run
 from .interrupt import interruptible
 from .record import TRAIN, check_entry
 from .start import Prepared, prepared, start, warn
-
-if TYPE_CHECKING:
-    from ..core.plan import Finding
 
 
 def launch(params: RunParams | Prepared, *, entry: str = TRAIN, tell: Callable[[Finding], object] = warn) -> Run:

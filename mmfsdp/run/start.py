@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import mmfsdp
 
 from ..params import Executor, LaunchParams, ParamError, RunParams
+from ..params.findings import Finding
 from ..params.own import load_own, own_fields
 from ..params.own_modules import OwnSources
 from ..params.run import with_cluster
@@ -44,7 +45,7 @@ from .trust import code_digest, params_digest, trust_run
 from .warm import start_in_warm
 
 if TYPE_CHECKING:
-    from ..core.plan import Finding, WrapPlan
+    from ..core.plan import WrapPlan
 
 TRACK_LOG = "track.log"
 """What the process that tracks a run prints; in the run folder."""
@@ -109,8 +110,6 @@ def prepared(
 
 def _not_planned(error: Exception) -> Finding:
     """Return the warning of a job that is submitted from a machine that lacks what planning needs."""
-    from ..core.plan import Finding
-
     words = f"the plan and the data are not checked on this machine ({error}); the ranks check them when the job starts"
     return Finding("warning", "not-planned", words)
 

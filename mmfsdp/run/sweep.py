@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from ..checkpoint.steps import best_of
 from ..params import ParamError, RunParams
 from ..params.base import plain
+from ..params.findings import Finding
 from ..params.own import own_fields
 from ..params.own_modules import OwnSources
 from .folder import (
@@ -47,9 +48,6 @@ from .site import settled
 from .snapshot import Snapshot
 from .start import make_folder, prepared, start, start_detached, start_trackers, warn
 from .state import SWEEP_FILE, is_run, run_state, text_table
-
-if TYPE_CHECKING:
-    from ..core.plan import Finding
 
 LOCK = ".queue.lock"
 """Locked by the process that starts the members; free if there is none."""

@@ -6,12 +6,12 @@ The panel, `mmfsdp watch`, `mmfsdp status` and the report show the same lines.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import NamedTuple
 
 from ..params.base import without_controls
+from ..params.findings import Finding
 from .folder import PathLike, Row
 from .reasons import (
     ADVICE,
@@ -36,19 +36,12 @@ IN_REASON = (FAILED, NOT_FINITE, SKIPPED)
 """Kinds that the reason of a state tells, too."""
 
 
-class Trouble(NamedTuple):
-    """Something that is wrong with a run."""
+@dataclass(frozen=True)
+class Trouble(Finding):
+    """Say what is wrong with a run that goes on, or has ended."""
 
-    kind: str
-    rank: int | None
+    rank: int | None = None
     """The rank that it began with; None where it is all of them, or nobody knows."""
-    text: str
-    """What happened, with the likely cause."""
-    fix: str = ""
-    """What to do; empty where the text says all that is known."""
-
-    def __str__(self) -> str:
-        return f"{self.text}. What to do: {self.fix}" if self.fix else self.text
 
 
 def troubles(
@@ -74,7 +67,7 @@ def troubles(
 
 def headline(state: RunState, found: Sequence[Trouble]) -> str:
     """Return the state of a run in a line, without the reason where a trouble tells it."""
-    if any(trouble.kind in IN_REASON for trouble in found):
+    if any(trouble.code in IN_REASON for trouble in found):
         return str(replace(state, why=Reason(), notes=()))
     return str(state)
 
@@ -83,7 +76,7 @@ def is_ending(state: RunState, found: Sequence[Trouble]) -> bool:
     """Return True if nobody can say when the run will be done: it is, it is being stopped, or it stalls."""
     if state.done or state.rank is not None or state.why.kind == CANCELLING:
         return True
-    return any(trouble.kind in (FAILED, STALLED) for trouble in found)
+    return any(trouble.code in (FAILED, STALLED) for trouble in found)
 
 
 def _failure(look: Snapshot, state: RunState) -> Reason | None:
@@ -103,7 +96,7 @@ def _trouble_of(folder: Path, why: Reason) -> Trouble:
         command = f"`mmfsdp check --config {quote(str(folder / 'params.yaml'))}`"
         fix = "; ".join(filter(None, (fix, f"{command} looks for what is wrong with the site")))
     text = without_controls(why.text) or "it failed without a reason"
-    return Trouble(FAILED, why.rank, text, without_controls(fix))
+    return Trouble("error", FAILED, text, without_controls(fix), why.rank)
 
 
 def _bad_steps(rows: Sequence[Row]) -> Trouble | None:
@@ -113,14 +106,15 @@ def _bad_steps(rows: Sequence[Row]) -> Trouble | None:
     if not words or (is_fp16 and not not_finite(rows)):  # to skip steps is how fp16 finds its loss scale
         return None
     if not not_finite(rows):
-        return Trouble(SKIPPED, None, f"{words}: their loss or gradient norm was not finite", ADVICE[SKIPPED].fix)
+        words += ": their loss or gradient norm was not finite"
+        return Trouble("warning", SKIPPED, words, ADVICE[SKIPPED].fix)
     if newest.get("skipped_in_a_row", 0) >= newest.get("step", 1):  # since the first step
         words += "; no step was ever finite, so the learning rate is not to blame"
         cause = NEVER_FINITE_FP16 if is_fp16 else NEVER_FINITE
     else:
         words += "; the likely cause is a learning rate that is too high"
         cause = NOT_FINITE_FP16 if is_fp16 else NOT_FINITE
-    return Trouble(NOT_FINITE, None, words, ADVICE[cause].fix)
+    return Trouble("error", NOT_FINITE, words, ADVICE[cause].fix)
 
 
 def _stall(ranks: Sequence[RankProgress], state: RunState, record: RunRecord | None) -> Trouble | None:
@@ -135,4 +129,4 @@ def _stall(ranks: Sequence[RankProgress], state: RunState, record: RunRecord | N
     text = f"rank {first.rank} has reported nothing for {age(newest)}, in {first.activity}"
     if len(working) > 1:
         text += "; the other ranks wait for it"
-    return Trouble(STALLED, first.rank, text, ADVICE[STALLED].fix)
+    return Trouble("error", STALLED, text, ADVICE[STALLED].fix, first.rank)

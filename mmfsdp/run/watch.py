@@ -218,8 +218,8 @@ def clock(seconds: float) -> str:
 def _trouble_lines(look: Snapshot, state: RunState) -> Iterator[tuple[str, str]]:
     """Yield what is wrong before the end of a run as (kind, line)."""
     for trouble in troubles(look, state):
-        if trouble.kind != FAILED:  # it is told at the end, which is near
-            yield trouble.kind, f"trouble: {trouble}"
+        if trouble.code != FAILED:  # it is told at the end, which is near
+            yield trouble.code, f"trouble: {trouble}"
 
 
 def _part_lines(look: Snapshot, state: RunState) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from ..core.make_plan import make_plan
-from ..core.plan import Finding, WrapPlan
+from ..core.plan import WrapPlan
 from ..data import open_sources
 from ..data.chat import NO_SYSTEM, SEVERAL_TURNS
 from ..data.processor import SampleProcessor
@@ -25,6 +25,7 @@ from ..models.build import build_model, freeze_model
 from ..models.generated import needs_backbones
 from ..models.kinds import kind_of
 from ..params import Backend, Device, Executor, FrozenPolicy, ModelParams, RunParams
+from ..params.findings import Finding
 from ..params.own import load_own, module_of
 from ..params.own_modules import OwnSources, own_sources
 from ..params.run import with_cluster

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from ..run.state import RankProgress
-from ..run.trouble import SKIPPED, Trouble
+from ..run.trouble import Trouble
 
 MAX_TRACEBACKS = 24
 """Tracebacks that are shown; the log files have all."""
@@ -16,11 +16,10 @@ def banner(found: Sequence[Trouble]) -> str:
     """Return the troubles of a run as HTML: a box for each, with what to do on a line of its own."""
     html = ""
     for trouble in found:
-        words = f"<b>{escape(trouble.text)}</b>"
+        words = f"<b>{escape(trouble.message)}</b>"
         if trouble.fix:
             words += f"<div>What to do: {escape(trouble.fix)}</div>"
-        kind = "warning" if trouble.kind == SKIPPED else "error"
-        html += f'<div class="mm-trouble mm-trouble-{kind}" role="alert">{words}</div>'
+        html += f'<div class="mm-trouble mm-trouble-{trouble.level}" role="alert">{words}</div>'
     return html
 
 

@@ -21,7 +21,7 @@ SLOW = 0.5
 
 def rank_grid(ranks: Sequence[RankProgress], found: Sequence[Trouble] = ()) -> str:
     """Return a cell for each rank. The one that a trouble began with says so."""
-    first = {trouble.rank: trouble.kind for trouble in found}
+    first = {trouble.rank: trouble.code for trouble in found}
     counts = Counter(rank.status for rank in ranks)
     summary = ", ".join(f"{sign} {counts[status]} {status}" for status, sign in RANK_SIGNS.items() if counts[status])
     head = f'<div class="mm-quiet">ranks: {summary}</div>'

@@ -164,7 +164,10 @@ def test_a_comparison_sorts_by_a_click_and_filters(finished_run):
 def parts_of_a_cockpit(run):
     """The HTML of a cockpit and of a run in trouble, as it is outside JupyterLab: without ipywidgets' own inputs."""
     ranks = [RankProgress(0, "failed", error="no", traceback="the cause"), RankProgress(1, "quiet", age_s=9.0)]
-    found = [Trouble("failed", 0, "rank 0 failed", "lower train.lr"), Trouble("skipped", None, "2 steps skipped")]
+    found = [
+        Trouble("error", "failed", "rank 0 failed", "lower train.lr", 0),
+        Trouble("warning", "skipped", "2 steps skipped"),
+    ]
     log = '<pre class="mm-log">a line <b class="mm-level-1">WARNING</b> <b class="mm-level-2">Error</b></pre>'
     many = [RankProgress(rank, "running", tokens_per_s=9.0 + rank) for rank in range(20)]
     html = banner(found) + rank_grid(ranks, found) + rank_grid(many) + tracebacks(ranks, found) + log

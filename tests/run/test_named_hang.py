@@ -71,7 +71,7 @@ def check(run, fault: str) -> None:
     assert state.status is Status.FAILED and state.rank == rank, f"{fault}: {state}\n{run.logs(0)}"
     assert re.match(words, state.reason), f"{fault}: {state.reason}"
     (trouble,) = troubles(run.path, run_state(run.path))
-    assert trouble.rank == rank and trouble.text == state.reason and fix in trouble.fix
+    assert trouble.rank == rank and trouble.message == state.reason and fix in trouble.fix
 
 
 def test_planted_hangs_are_named_with_rank_unit_and_line(tmp_path):
@@ -89,6 +89,6 @@ def test_planted_hangs_are_named_with_rank_unit_and_line(tmp_path):
         state = failed.wait(240)
         assert state.rank == 1 and re.match(FAILS, state.reason, re.DOTALL), state
         (trouble,) = troubles(failed.path, run_state(failed.path))
-        assert "; then" not in trouble.text and SAME_UNITS in trouble.fix
+        assert "; then" not in trouble.message and SAME_UNITS in trouble.fix
         told = (runs["sleeps"].path / "logs/rank0.collectives.json").read_text()
         assert told.startswith('{"rank": 0, "entries": [["0", 1, "all-reduce"')

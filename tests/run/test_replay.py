@@ -124,7 +124,7 @@ def test_a_rank_that_hangs_stands_out_before_the_run_is_stopped(prepared):
     player.advance((last_beat + recording.seconds) / 2)
     state = run.state()
     found = troubles(run.path, state)
-    assert state.status is Status.RUNNING and [trouble.kind for trouble in found] == [STALLED]
+    assert state.status is Status.RUNNING and [trouble.code for trouble in found] == [STALLED]
     waited_s = min(rank.age_s for rank in read_ranks(run.path, 2, state))
     assert waited_s == pytest.approx((recording.seconds - last_beat) / 2, abs=1.0), "in seconds of the recording"
     player.advance(recording.seconds)
@@ -136,7 +136,7 @@ def test_a_run_out_of_memory_tells_what_to_do(prepared):
     recording, player, run = prepared(RECORDINGS["out_of_memory"])
     player.advance(recording.seconds)
     (trouble,) = troubles(run.path, run.state())
-    assert "allocate memory" in trouble.text and "lower train.batch_size" in trouble.fix
+    assert "allocate memory" in trouble.message and "lower train.batch_size" in trouble.fix
 
 
 # ---- a run folder ----
@@ -530,7 +530,7 @@ def test_the_ranks_of_a_long_run_never_seem_to_hang(local_run, prepared, tmp_pat
         abs(step - at) < 60 for step, at in zip(steps, range(70, 4970, 70), strict=True)
     )
     player.advance(5800)
-    assert [trouble.kind for trouble in troubles(run.path, run.state())] == [STALLED], "and one that hangs does"
+    assert [trouble.code for trouble in troubles(run.path, run.state())] == [STALLED], "and one that hangs does"
 
 
 def test_a_run_that_goes_on_is_not_recorded(local_run, tmp_path):

@@ -92,12 +92,12 @@ def test_a_run_that_goes_well_has_no_trouble(folder):
 def test_steps_that_are_not_finite_are_told_with_the_likely_cause(folder, losses, more, text, fix):
     write_rows(folder, losses, **more)
     (trouble,) = of(folder)
-    assert text in trouble.text and fix in trouble.fix and trouble.rank is None
-    assert trouble.kind == ("not finite" if losses[-1] != losses[-1] else "skipped")
+    assert text in trouble.message and fix in trouble.fix and trouble.rank is None
+    assert trouble.code == ("not finite" if losses[-1] != losses[-1] else "skipped")
     write_status(folder, RunState(Status.COMPLETED))
     state = run_state(folder)
-    assert [each.kind for each in troubles(folder, state)] == [trouble.kind]
-    assert state.ok == (trouble.kind == "skipped")
+    assert [each.code for each in troubles(folder, state)] == [trouble.code]
+    assert state.ok == (trouble.code == "skipped")
 
 
 def test_fp16_skips_steps_to_find_its_loss_scale(folder):
@@ -114,7 +114,7 @@ def test_a_killed_rank_is_told_once(folder):
     assert state.reason == f"{KILLED}; {ADVICE[MEMORY].words}; then {AFTER_IT}"
     write_status(folder, state)
     (trouble,) = of(folder)
-    assert trouble.kind == "failed" and trouble.rank == 1 and trouble.text == KILLED
+    assert trouble.code == "failed" and trouble.rank == 1 and trouble.message == KILLED
     assert trouble.fix == f"{ADVICE[MEMORY].words}; then resume"
     state = run_state(folder)
     lines = [*follow(folder), headline(state, [trouble])]
@@ -151,8 +151,8 @@ def test_a_stall_names_the_rank_that_the_others_wait_for(folder):
     beat(folder, 0, "step 3 compute", ago=3600)
     beat(folder, 1, "step 3 data", ago=3601)
     (trouble,) = of(folder)
-    assert trouble.kind == "stalled" and trouble.rank == 1 and is_ending(run_state(folder), [trouble])
-    assert trouble.text == "rank 1 has reported nothing for 1 h, in step 3 data; the other ranks wait for it"
+    assert trouble.code == "stalled" and trouble.rank == 1 and is_ending(run_state(folder), [trouble])
+    assert trouble.message == "rank 1 has reported nothing for 1 h, in step 3 data; the other ranks wait for it"
     beat(folder, 1, "step 3 compute")
     assert of(folder) == [], "as long as one goes on"
 
@@ -173,7 +173,7 @@ def test_a_start_that_takes_a_minute_is_normal_work(folder, activity):
     assert of(folder) == []
     for rank in (0, 1):
         beat(folder, rank, activity, ago=20 * 60)
-    assert [trouble.kind for trouble in of(folder)] == ["stalled"]
+    assert [trouble.code for trouble in of(folder)] == ["stalled"]
 
 
 OWN_TEXTS = (
@@ -215,7 +215,7 @@ HANGS = "rank 1 does not answer (in step 4 data): it hangs; the limit is 4 s"
 def test_the_cause_and_the_fix_of_a_state_outlive_its_file(folder, state, fix):
     write_status(folder, state)
     (trouble,) = of(folder)
-    assert (trouble.text, trouble.fix, trouble.rank) == (state.why.text, fix, state.rank)
+    assert (trouble.message, trouble.fix, trouble.rank) == (state.why.text, fix, state.rank)
 
 
 def decided(folder, why):
@@ -223,7 +223,7 @@ def decided(folder, why):
     write_status(folder, RunState(Status.FAILED, why))
     state = run_state(folder)
     found = troubles(folder, state)
-    return [(each.kind, each.rank, each.fix) for each in found], is_ending(state, found), headline(state, found)
+    return [(each.code, each.rank, each.fix) for each in found], is_ending(state, found), headline(state, found)
 
 
 @pytest.mark.parametrize("kind", ["", *ADVICE])
@@ -251,7 +251,7 @@ def test_a_reason_is_read_as_it_was_written(folder):
 def test_a_status_of_an_earlier_version_is_shown_as_it_is(folder):
     write_json(folder / "status.json", {"status": "FAILED", "reason": "rank 1: OSError: x; then rank 0: y", "rank": 1})
     (trouble,) = of(folder)
-    assert (trouble.text, trouble.fix) == ("rank 1: OSError: x; then rank 0: y", ADVICE[RANK].fix)
+    assert (trouble.message, trouble.fix) == ("rank 1: OSError: x; then rank 0: y", ADVICE[RANK].fix)
 
 
 ADVICE_WORDS = ("C or C++", "silence_s", "mmfsdp check", "disk", "memory", "train.lr", "rank only", "administrators")
@@ -277,11 +277,11 @@ def test_the_text_of_a_persons_exception_is_neither_searched_nor_cut(folder, tex
     assert text in str(raised.value) and kind_of(raised.value) == ""
     report_failure(folder, 1, f"RuntimeError: {text}", at=1.0, kind=kind_of(raised.value))
     (trouble,) = of(folder)
-    assert (trouble.text, trouble.fix, trouble.rank) == (f"rank 1: RuntimeError: {text}", ADVICE[RANK].fix, 1)
-    assert run_state(folder).reason in ("", trouble.text)
-    write_status(folder, because(Status.FAILED, "rank 0 died", others=(Reason(trouble.text),), rank=0))
+    assert (trouble.message, trouble.fix, trouble.rank) == (f"rank 1: RuntimeError: {text}", ADVICE[RANK].fix, 1)
+    assert run_state(folder).reason in ("", trouble.message)
+    write_status(folder, because(Status.FAILED, "rank 0 died", others=(Reason(trouble.message),), rank=0))
     (trouble,) = of(folder)
-    assert trouble.text == "rank 0 died" and not any(word in trouble.fix for word in ADVICE_WORDS)
+    assert trouble.message == "rank 0 died" and not any(word in trouble.fix for word in ADVICE_WORDS)
 
 
 def too_much_memory():

@@ -1,0 +1,31 @@
+"""Finding: what is wrong, and what to do; in a plan and its cost, before a launch, and with a run that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .base import ParamError
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Say what is wrong, and what to do."""
+
+    level: str
+    """error (of a plan: a launch stops) or warning."""
+    code: str
+    """Kind of the finding, by which code knows it; its words may be changed."""
+    message: str
+    fix: str = ""
+    """What to do; empty where the message says it, or nobody knows."""
+
+    def __str__(self) -> str:
+        return f"{self.message}. What to do: {self.fix}" if self.fix else self.message
+
+
+def stop_at_errors(findings: Iterable[Finding]) -> None:
+    """Raise ParamError with every error among the findings."""
+    errors = [finding.message for finding in findings if finding.level == "error"]
+    if errors:
+        raise ParamError("plan", "; ".join(dict.fromkeys(errors)))
