@@ -131,22 +131,26 @@ class Params(BaseModel):
         return self.from_dict(values)
 
     def unavailable(self, name: str, value: Any = ANY_OTHER) -> str:
-        """Return why the field cannot have this value with the other fields, or "" where it can.
+        """Return why the field cannot have this value with the other fields and what to change, or "" where it can."""
+        return "; ".join(filter(None, self.why_unavailable(name, value)))
+
+    def why_unavailable(self, name: str, value: Any = ANY_OTHER) -> tuple[str, str]:
+        """Return why the field cannot have this value with the other fields, and what to change; "" where it can.
 
         Without a value: why the field cannot have any other value than its default. Files hold all fields, so a default
         may stand for a field that nobody has set, and it is never refused: it must mean the same as no value. A field
         with a default that depends on others has None for it (`ModelParams.freeze`). An empty list asks for nothing.
         """
         if value == type(self).model_fields[name].get_default(call_default_factory=True) or name not in self.NEEDS:
-            return ""
+            return "", ""
         if value == ():
-            return ""
+            return "", ""
         needed, values = self.NEEDS[name]
         now = getattr(self, needed)
         if now in values:
-            return ""
+            return "", ""
         choices = " or ".join("unset" if value is None else str(value) for value in values)
-        return f"has no effect unless {needed} is {choices}; remove it, or change {needed} from {now}"
+        return f"has no effect unless {needed} is {choices}", f"remove it, or change {needed} from {now}"
 
     @property
     def without_effect(self) -> tuple[str, ...]:

@@ -165,15 +165,15 @@ class FSDPParams(Params):
     }
     LEFT_OUT: ClassVar[dict[str, Any]] = {"min_num_params": None}
 
-    def unavailable(self, name: str, value: Any = ANY_OTHER) -> str:
-        """Return why the field cannot have this value with the backend and the other fields, or ""."""
-        reason = super().unavailable(name, value)
-        if reason or value == type(self).model_fields[name].default:
+    def why_unavailable(self, name: str, value: Any = ANY_OTHER) -> tuple[str, str]:
+        """Return why the field cannot have this value with the backend and the other fields, and what to change."""
+        reason = super().why_unavailable(name, value)
+        if any(reason) or value == type(self).model_fields[name].default:
             return reason
         backend = self.effective_backend
         if name == "sharding_strategy":  # which decides on the effective backend itself
             if not self.enable_fsdp:
-                return ""
+                return "", ""
             backend = self.backend
         for limit in BACKEND_LIMITS:
             if limit.field == name and backend in limit.backends and (not limit.values or value in limit.values):
@@ -183,8 +183,8 @@ class FSDPParams(Params):
                     fix = "sharding_strategy to FULL_SHARD"
                 else:
                     fix = f"backend to {max(set(Backend) - set(limit.backends))}"
-                return f"cannot be honored by {backend}; remove it, or set {fix}"
-        return ""
+                return f"cannot be honored by {backend}", f"remove it, or set {fix}"
+        return "", ""
 
     @property
     def without_effect(self) -> tuple[str, ...]:

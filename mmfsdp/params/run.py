@@ -40,12 +40,13 @@ class RunParams(Params):
     launch: LaunchParams = LaunchParams()
     """Start of the ranks, and the run folder."""
 
-    def unavailable(self, name: str, value: Any = ANY_OTHER) -> str:
-        """Return why the field of this dotted name (fsdp.frozen_policy) cannot have this value, or ""."""
+    def why_unavailable(self, name: str, value: Any = ANY_OTHER) -> tuple[str, str]:
+        """Return why the field of this dotted name (fsdp.frozen_policy) cannot have this value, and what to change."""
         section, _, field = name.partition(".")
         if not field or field not in type(getattr(self, section)).model_fields:
-            return ""
-        return getattr(self, section).unavailable(field, value)
+            return "", ""
+        why, fix = getattr(self, section).why_unavailable(field, value)
+        return why, fix
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

@@ -134,11 +134,11 @@ class FieldRow(w.HBox):
 
     def show(self, params: RunParams) -> None:
         """Show the field's value, and disable the field if it has no effect with these parameters."""
-        self._disabled_reason = params.unavailable(self.name).partition(";")[0]  # without the advice
+        self._disabled_reason = params.why_unavailable(self.name)[0]
         typed = self.as_typed(plain(attrgetter(self.name)(params)))
         self._not_now = ""  # choices that these parameters do not allow, with the reason
         for choice in getattr(self._input, "options", ()):
-            reason = params.unavailable(self.name, self._parse(choice)).partition(";")[0]
+            reason = params.why_unavailable(self.name, self._parse(choice))[0]
             if reason and choice != typed:
                 self._not_now += note(f"{choice} not now: {reason}.")
         self._filling = True

@@ -14,7 +14,7 @@ from html import escape
 from ..params.numbers import size
 from .markup import svg
 from .rank_picture import BOX_GAP, LANE_GAP, LEFT, MIN_BOX, Lanes, Shapes, places_of, rectangle
-from .unit_boxes import Box, about, short_text
+from .unit_boxes import Box, name_of, short_text
 
 HEIGHT = 22
 MAX_NAMED = 120
@@ -60,7 +60,7 @@ def opening_controls(lanes: Lanes) -> str:
         for index in indices:
             x, width = lanes.places[index]
             frame = f"left:{x:.1f}px;top:{lanes.top}px;width:{width:.1f}px;height:{height:.1f}px"
-            what = about(lanes.plan, lanes.boxes[index]).partition(";")[0]  # the rest stands beneath the picture
+            what = name_of(lanes.boxes[index])  # the rest stands beneath the picture
             words = escape(f"{what}. Click to see each unit.")
             html += f'<input type="checkbox" class="mm-b{index} mm-open mm-open{pattern}" title="{words}"'
             html += f' aria-label="{escape(name)}: each unit by itself" data-fold="{escape(folds[pattern])}"'

@@ -9,7 +9,7 @@ from ..core.plan import Unit, UnitKind, WrapPlan
 from ..params import FrozenPolicy
 from .markup import svg, text, width_of
 from .style import FILL
-from .unit_boxes import Box, about, unit_boxes
+from .unit_boxes import Box, about, name_of, unit_boxes
 from .unit_names import part_names, pattern_name, unit_names
 
 WIDTH = 760
@@ -78,9 +78,7 @@ def rank_picture(plan: WrapPlan, *, width: int = WIDTH, lanes: Lanes | None = No
     parts += shapes.paths()
     for number, (box, (x, box_width)) in enumerate(zip(boxes, places, strict=True)):
         has_focus = not (opens and len(box.units) > 1)
-        words = about(plan, box)
-        if opens:  # the rest stands beneath the picture
-            words = words.partition(";")[0]
+        words = name_of(box) if opens else about(plan, box)  # the rest stands beneath the picture
         parts.append(place(number, words, (x, top, box_width, bottom - top - LANE_GAP), has_focus))
     brackets = _brackets(lanes)
     legend, rows = _legend(plan, boxes, bottom + (PATTERN_ROW if brackets else 0), lanes.width)

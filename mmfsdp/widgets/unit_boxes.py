@@ -93,16 +93,20 @@ def short_text(name: str) -> str:
 
 def about(plan: WrapPlan, box: Box) -> str:
     """Return a box in words: its name, its bytes, and why it is gathered as it is."""
+    unit, share = box.unit, "all of it"
+    if unit.sharded and plan.shard > 1:
+        share = f"1/{plan.shard} of it"
+    return f"{name_of(box)}; a rank holds {share}, {size(unit.bytes_at_rest)}. {_why(unit)}"
+
+
+def name_of(box: Box) -> str:
+    """Return the name of a box, its kind, its policy and its parameters."""
     unit, times = box.unit, len(box.units)
     name = short_text(unit.name)
     if times > 1:
         name = f"{name} and {times - 1} more like it, each"
     policy = f" {unit.frozen_policy}," if unit.frozen_policy else ""
-    share = "all of it"
-    if unit.sharded and plan.shard > 1:
-        share = f"1/{plan.shard} of it"
-    words = f"{name}: {unit.kind},{policy} {count(unit.numel)} parameters; a rank holds {share}"
-    return f"{words}, {size(unit.bytes_at_rest)}. {_why(unit)}"
+    return f"{name}: {unit.kind},{policy} {count(unit.numel)} parameters"
 
 
 def _why(unit: Unit) -> str:
