@@ -10,7 +10,7 @@ The run folder is the database. Every file in it but events.jsonl has one writer
 | run.json | `launch`: who runs it, and where (RunRecord) |
 | params.yaml | `launch`: all parameters |
 | status.json | the supervisor, or on Slurm whoever finds it out first: job number, failure, final state |
-| logs/rank<N>.json | rank N: its process, then done, preempted, or failed with a traceback and a kind (causes.py) |
+| logs/rank<N>.json | rank N: its process, then done, preempted, or failed with a traceback and a kind (reasons.py) |
 | logs/rank<N>.beat | rank N: its heartbeat, which names what it is about to do |
 | logs/backbones.* | the process that pretrains the backbones of a run: how far it is, what it prints |
 | logs/ranks.* | a Slurm job: preempted (any rank), exit code (its batch script) |
@@ -29,8 +29,8 @@ Read in this order:
 3. supervisor and local, with fork, forked_ranks and warm, or slurm and never_starts: who starts the ranks and watches
    them, once the backbones are there (pretraining); hang: the rank that hangs.
 4. rank, preempt: what each rank does before and around the entry function.
-5. state, slurm_state, slurm_log: the state of a run, from any process; stages, progress: how far it is; causes,
-   error_kinds, trouble: what is wrong, and what to do.
+5. snapshot: one look at a run, from any process; state, local_state, slurm_state, slurm_log: its state, a function of
+   that; stages, progress: how far it is; reasons, error_kinds, trouble: what is wrong, and what to do.
 6. recording, recorder, player, replay: a run that was recorded, played again without its ranks.
 7. handle, watch, sweep, job_array, track: what a person has in hand.
 """
