@@ -135,8 +135,8 @@ def test_a_line_before_the_ranks_that_fails_is_the_reason(submit):
     }
     runs = {f: submit("places", **{"launch.name": f, f"launch.{f}": value}) for f, (value, _) in lines.items()}
     for field, (_, words) in lines.items():
-        state = runs[field].wait(240)
-        assert state.status is Status.FAILED and state.reason == f"launch.{words}", state
+        state, fix = runs[field].wait(240), f"correct launch.{field}; its output is in the log"
+        assert state.status is Status.FAILED and state.reason == f"launch.{words}; {fix}", state
         assert (runs[field].path / "logs/ranks.end").read_text().strip() == words.split()[-1]
 
 

@@ -16,6 +16,7 @@ from mmfsdp import cli
 from mmfsdp.run import slow_start, slurm_log
 from mmfsdp.run.folder import write_json
 from mmfsdp.run.record import Status
+from mmfsdp.run.snapshot import Snapshot
 from tests.slurm.cluster import NODES, NOWHERE
 from tests.waiting import until
 
@@ -124,7 +125,7 @@ def test_a_run_whose_time_is_up_is_told_so(timed, cluster):
     state = timed.wait(240)
     assert state.status is Status.FAILED and state.step > 0
     assert state.reason == "the time limit was reached; raise launch.timeout_min"
-    assert slurm_log.state_in_log(timed.path) == "TIMEOUT", "known also where Slurm has forgotten it"
+    assert slurm_log.state_in_log(Snapshot(timed.path).log(0)) == "TIMEOUT", "known also where Slurm has forgotten it"
 
 
 def test_a_folder_that_names_another_job_cannot_touch_it(submit, cluster, tmp_path, capsys):
