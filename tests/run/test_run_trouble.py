@@ -129,7 +129,9 @@ def test_the_rank_that_failed_first_stands_first_and_is_marked(folder):
     report_failure(folder, 0, "RuntimeError: Connection closed by peer", at=9.0)
     report_failure(folder, 1, "ValueError: the cause", at=8.0)
     found, ranks = of(folder), read_ranks(folder, 2, run_state(folder))
-    assert found[0].rank == 1 and found[0].text == "rank 1: ValueError: the cause", "though the supervisor says nothing"
+    assert found[0].rank == 1 and found[0].message == "rank 1: ValueError: the cause", (
+        "though the supervisor says nothing"
+    )
     html = tracebacks(ranks, found)
     assert html.index("rank 1 failed first") < html.index("then rank 0: RuntimeError") and "the cause" not in html
     assert html.count("<details open>") == 1
