@@ -1,11 +1,14 @@
 """What is wrong with a run, from its folder alone: each trouble once, with the rank that it began with and the fix."""
 
+import ast
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from torch._utils import ExceptionWrapper
 
+import mmfsdp
 from mmfsdp import RunParams
 from mmfsdp.cli import main
 from mmfsdp.run.error_kinds import kind_of
@@ -21,6 +24,7 @@ from mmfsdp.widgets.report import report_html
 from tests.run.test_runs import record
 
 NAN = float("nan")
+PACKAGE = Path(mmfsdp.__path__[0])
 KILLED = "rank 1 died without a traceback: killed from outside, out of memory, or a crash"
 AFTER_IT = "rank 0: RuntimeError: [gloo] Connection closed by peer"
 
@@ -238,6 +242,30 @@ def test_a_sentence_can_be_changed_without_a_change_of_what_is_decided(folder, k
         assert decided(folder, Reason(sentence, kind, rank=1, others=(Reason(sentence),))) == by_kind, sentence
     kinds = [each for each, _, _ in by_kind[0]]
     assert kinds == (["failed"] if kind == SKIPPED_STEPS else ["failed", "not finite"]), "that kind says it already"
+
+
+WORDS = ("reason", "why", "text", "message", "cause", "traceback")
+"""Attributes that hold words for people."""
+SEARCHES = "startswith endswith removeprefix partition rpartition split find search match fullmatch findall".split()
+
+
+def searched(tree):
+    """Yield each expression that looks for something in words for people."""
+    for node in ast.walk(tree):
+        places = []
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SEARCHES:
+            places = [node.func.value, *node.args]
+        elif isinstance(node, ast.Compare) and any(isinstance(operator, ast.In | ast.NotIn) for operator in node.ops):
+            places = node.comparators
+        if any(isinstance(place, ast.Attribute) and place.attr in WORDS for place in places):
+            yield ast.unparse(node)
+
+
+def test_no_words_for_people_are_searched():
+    assert list(searched(ast.parse("'not finite' in trouble.text or state.reason.startswith('x')"))), "it finds them"
+    for room in ("run", "hangs", "site_check", "widgets", "cli"):
+        for path in (PACKAGE / room).rglob("*.py"):
+            assert not list(searched(ast.parse(path.read_text()))), path
 
 
 def test_a_reason_is_read_as_it_was_written(folder):
