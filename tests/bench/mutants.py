@@ -80,6 +80,7 @@ REAL_TESTS = {
     "mmfsdp/core/model_record.py": ["tests/core/test_own_loop.py"],
     "mmfsdp/core/names.py": ["tests/core/test_wrap.py"],
     "mmfsdp/core/nf4.py": ["tests/core/test_quantize.py", "tests/core/test_wrap.py"],
+    "mmfsdp/core/optimizer_states.py": ["tests/core/test_wrap.py", "tests/train/test_optimizers.py"],
     "mmfsdp/core/nf4_kernel.py": ["tests/core/test_quantize.py"],
     "mmfsdp/core/parameters.py": ["tests/core/test_parameters.py"],
     "mmfsdp/core/plan.py": ["tests/core/test_random_trees.py", "tests/train/test_measure.py"],
