@@ -57,6 +57,12 @@ def test_every_reference_page_is_linked_from_the_readme():
         assert f"notebooks/reference/{page.name}" in TEXT, page.name
 
 
+def test_each_test_that_a_page_names_is_in_its_file():
+    for page in PAGES:
+        for name, path in re.findall(r"\[(test_\w+)\]\(([^)]+\.py)\)", page.read_text()):
+            assert f"def {name}(" in (page.parent / path).read_text(), (page.name, name)
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if "<!-- made: " in p.read_text()], ids=lambda page: page.stem)
 def test_what_the_code_says_is_on_its_page(page):
     text = page.read_text()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ..core.micro_batch import MappingBatch
+from ..core.micro_batch import IGNORED_LABEL, MappingBatch
 from ..data.batch import IMAGE, Sample
 from ..data.corrupt import CorruptRecord
 from ..data.media import PICTURE, PICTURE_NAME, media_of
@@ -40,6 +40,8 @@ class TrialBatches:
     """The last rank's rows without their pictures; None if there can be none."""
     note: str = ""
     """Why not."""
+    labels_of_prompt: bool | None = None
+    """A longer prompt has more labels; None if the rows have no prompt that is known."""
 
 
 def batches_of_data(
@@ -59,7 +61,8 @@ def batches_of_data(
     rows = [rows[i % len(rows)] for i in range(ranks * size)]
     of_ranks = [batch_of(processor, rows[rank * size : (rank + 1) * size]) for rank in range(ranks)]
     without, note = _without_picture(processor, rows[-size:])
-    return TrialBatches(of_ranks, batch_of(processor, rows), without, note)
+    prompts = labels_of_prompt(processor, rows[0])
+    return TrialBatches(of_ranks, batch_of(processor, rows), without, note, prompts)
 
 
 def batch_of(processor: SampleProcessor, rows: list[Any]) -> Any:
@@ -72,6 +75,21 @@ def refusal(processor: SampleProcessor, row: Any) -> str:
     if isinstance(row, CorruptRecord):
         return row.reason
     return processor.refusal(row)
+
+
+def labels_of_prompt(processor: SampleProcessor, row: Any) -> bool | None:
+    """Return True if a row has more labels with a longer prompt; None if it has none, or if labels are not tokens."""
+    if not isinstance(row, Sample) or not row.prompt.replace(IMAGE, "").strip():
+        return None
+    first, *others = row.messages
+    longer = replace(row, messages=(replace(first, text=f"{first.text} {first.text.replace(IMAGE, '')}"), *others))
+    counts = []
+    for each in (row, longer):
+        labels = batch_of(processor, [each]).inputs().get("labels")
+        if not isinstance(labels, Tensor) or labels.dim() != 2:
+            return None
+        counts.append(int((labels != IGNORED_LABEL).sum()))
+    return counts[1] > counts[0]
 
 
 def _without_picture(processor: SampleProcessor, rows: list[Any]) -> tuple[Any, str]:

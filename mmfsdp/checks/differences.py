@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
 
 from ..core.lint import list_all
 from ..core.names import plain_name
@@ -61,6 +62,18 @@ def _held(model: nn.Module, *, skip_private: bool) -> Iterator[tuple[str, Tensor
             for place, tensor in enumerate(tensors_in(value)):
                 if not isinstance(tensor, nn.Parameter):
                     yield prefix + key + (f"[{place}]" if place else ""), tensor
+
+
+def settings_of(optimizer: Optimizer) -> list[dict[str, str]]:
+    """Return the settings of an optimizer's groups as text, with its class; without the parameters."""
+    groups = []
+    for group in optimizer.param_groups:
+        settings = {"optimizer": type(optimizer).__name__}
+        for key, value in group.items():
+            if key not in ("params", "param_names"):
+                settings[key] = f"{value.item():.6g}" if isinstance(value, Tensor) else str(value)
+        groups.append(settings)
+    return groups
 
 
 def differences(ours: Mapping[str, Tensor | None], theirs: Mapping[str, Tensor | None]) -> dict[str, float]:

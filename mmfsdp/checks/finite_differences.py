@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ..data.own_random import own_random
 from ..params import ParamError
-from ..train.meters import Collectives
 from .differences import parts
 from .lines import NOTE, OK, WRONG, Line
 from .trial import Trial, fill_zeros
@@ -58,13 +58,20 @@ def check_derivatives(trial: Trial) -> Line:
     fill_zeros(model)
     try:
         in_float64(model.eval())
-        found = missing_shares(model, lambda: trial.loop.loss(model, trial.batch))
+        found = missing_shares(model, lambda: trial.loop.loss(model, trial.batch), trial.forward_has_collectives)
     except (ParamError, RuntimeError, TypeError, ValueError) as error:
         return Line(NAME, NOTE, f"not checked: the forward cannot run in float64 ({str(error).strip()[:200]})")
-    if found is None:
-        return Line(NAME, NOTE, "not checked: the forward calls a collective, so the loss depends on other ranks")
-    wrong = [name for names, share in found if share > TOLERANCE for name in names]
-    largest = max([share for _, share in found], default=0.0)
+    wrong = [name for names, share, _ in found if share > TOLERANCE for name in names]
+    largest = max([share for _, share, _ in found], default=0.0)
+    if wrong and trial.forward_has_collectives:
+        factors = [factor for _, share, factor in found if share > TOLERANCE]
+        by_ranks = all(abs(factor * trial.ranks - 1) < TOLERANCE for factor in factors)
+        how = f"differs by {largest:.0%} from"
+        if by_ranks:
+            how = f"is {1 / trial.ranks:.2f} of"
+        words = f"in {parts(wrong, trial.trainable)} the gradient {how} the derivative of the loss of all ranks: what a"
+        fix = "gather with a gradient: torch.distributed.nn.functional.all_gather"
+        return Line(NAME, WRONG, f"{words} collective in the forward returns carries no gradient to other ranks", fix)
     if wrong:
         words = (
             f"a part of the gradient is missing in {parts(wrong, trial.trainable)}: autograd and finite differences "
@@ -93,28 +100,49 @@ def _as_double(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def missing_shares(model: nn.Module, loss: Callable[[], Tensor]) -> list[tuple[list[str], float]] | None:
-    """Return (names of its parameters, share) of each part: by how much its gradient differs from finite differences.
+def missing_shares(
+    model: nn.Module, loss: Callable[[], Tensor], over_ranks: bool = False
+) -> list[tuple[list[str], float, float]]:
+    """Return (names of its parameters, share, factor) of each part of the model.
 
-    Parts that cannot be judged, or that come after LIMIT_S, are left out. Returns None if the forward calls a
-    collective: ranks would have to measure the same differences.
+    share: by how much its gradient differs from finite differences. factor: the gradient over the finite differences.
+    Parts that cannot be judged, or that come after LIMIT_S, are left out.
+
+    over_ranks: the forward calls collectives, so that a loss depends on the parameters of all ranks: losses and
+    gradients are averaged over ranks, which all move their parameters at once. Every rank must call it.
     """
-    with own_random(0), Collectives() as counted:
+    with own_random(0):
         value = loss()
-    if counted.rows():
-        return None
-    if not value.requires_grad or not value.isfinite():
-        return []
-    value.backward()
+    is_usable = value.requires_grad and bool(value.isfinite())
+    if is_usable:
+        value.backward()
     grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    measured = loss
+    if over_ranks:
+        for grad in grads.values():
+            grad.copy_(mean_over_ranks(grad))
+
+        def measured() -> Tensor:
+            return mean_over_ranks(loss())
+
+    if not is_usable:
+        return []
     found, end = [], time.monotonic() + LIMIT_S
     for names in parts_of(list(grads)):
-        if time.monotonic() > end:
+        late = torch.tensor(float(time.monotonic() > end))
+        if (mean_over_ranks(late) if over_ranks else late) > 0:  # on all ranks, or on none
             break
-        share = _share(model, loss, {name: grads[name] for name in names}, abs(value.item()))
-        if share is not None:
-            found.append((names, share))
+        compared = _compare(model, measured, {name: grads[name] for name in names}, abs(value.item()))
+        if compared is not None:
+            found.append((names, *compared))
     return found
+
+
+def mean_over_ranks(tensor: Tensor) -> Tensor:
+    """Return the mean of a tensor over ranks, without a gradient. Every rank must call it."""
+    total = tensor.detach().clone()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
 
 
 def parts_of(names: Sequence[str]) -> list[list[str]]:
@@ -130,33 +158,37 @@ def parts_of(names: Sequence[str]) -> list[list[str]]:
     return groups
 
 
-def _share(model: nn.Module, loss: Callable[[], Tensor], grads: Mapping[str, Tensor], value: float) -> float | None:
-    """Return by how much finite differences along some directions deviate from the gradient, as a share.
+def _compare(
+    model: nn.Module, loss: Callable[[], Tensor], grads: Mapping[str, Tensor], value: float
+) -> tuple[float, float] | None:
+    """Return by how much finite differences along some directions deviate from the gradient, as a share, and a factor.
 
     The entries of a direction are plus or minus a size at random, so the mean square of what is missing along it is the
-    square of the size of all that is missing. Returns None if the loss hardly depends on these parameters, and if the
-    deviation depends on the step: then it is rounding, or the loss is not smooth here.
+    square of the size of all that is missing. The factor is that of the gradient over the differences, along all
+    directions. Returns None if the loss hardly depends on these parameters, and if the deviation depends on the step:
+    then it is rounding, or the loss is not smooth here.
     """
     deviations: list[list[float]] = []
     shares: list[float] = []
     for step in STEPS:
-        slopes, differences = [], []
+        slopes, differences, by_grads = [], [], []
         for direction in directions(model, list(grads)):
-            by_autograd = sum(float((grads[name] * values).sum()) for name, values in direction.items())
+            by_grads.append(sum(float((grads[name] * values).sum()) for name, values in direction.items()))
             slopes.append(_slope(model, loss, direction, step))
-            differences.append(slopes[-1] - by_autograd)
+            differences.append(slopes[-1] - by_grads[-1])
         expected = sum(float((grads[name] * values).square().sum()) for name, values in direction.items()) ** 0.5
         size = max(expected, _rms(slopes))
         if size < MIN_CHANGE * value:
             return None
+        factor = sum(a * b for a, b in zip(by_grads, slopes, strict=True)) / max(sum(b * b for b in slopes), 1e-30)
         deviations.append(differences)
         shares.append(_rms(differences) / size)
         if shares[-1] < PRECISE:
-            return shares[-1]
+            return shares[-1], factor
     if min(shares) > TOLERANCE:
         changes = [after - before for before, after in zip(*deviations, strict=True)]
-        return min(shares) if _rms(changes) < STABLE * _rms(deviations[0]) else None
-    return min(shares)
+        return (min(shares), factor) if _rms(changes) < STABLE * _rms(deviations[0]) else None
+    return min(shares), factor
 
 
 def directions(model: nn.Module, names: Sequence[str]) -> Iterator[Direction]:

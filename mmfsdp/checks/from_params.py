@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from ..core.freeze import train_mode
 from ..core.inference import keep_gathered
+from ..core.lint import list_all
 from ..core.micro_batch import label_tokens, loss_of
 from ..core.quantize import quantize_model
 from ..core.step import train_step
@@ -36,6 +37,7 @@ from ..train.learning_rates import spell_out_rates
 from ..train.optimizer import build_optimizer
 from ..train.prepare import kept_model, plan_run, prepare
 from .batches import TrialBatches, batches_of_data, random_batches
+from .forward_checks import REGISTER, UNREGISTERED, unregistered
 from .kill_resume import check_resume
 from .lines import NOTE, Line, Report
 from .outcome import LOST_RANKS, as_result, lines_from_ranks, persons_code
@@ -84,7 +86,9 @@ def write_trial(params: RunParams, folder: Path) -> tuple[RunParams, SampleProce
     small = trial_params(params, folder)
     if needs_backbones(small.model):
         ensure_backbones(small)
-    _, processor = kept_model(small)
+    model, processor = kept_model(small)
+    if names := unregistered(model):  # a plan's forward would fail in them, by another error
+        raise ParamError("model", f"{UNREGISTERED.format(list_all(names))}; {REGISTER}")
     if processor is not None:
         write_code(folder, prepare(small).code)
     small.to_yaml(folder / "params.yaml")
@@ -141,6 +145,7 @@ class ConfiguredLoop:
             joined=batches.joined,
             without_picture=batches.without_picture,
             no_picture_note=batches.note,
+            labels_of_prompt=batches.labels_of_prompt,
         )
 
     def whole(self, *, meta: bool = False) -> nn.Module:

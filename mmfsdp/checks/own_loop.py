@@ -8,21 +8,46 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..checkpoint.gather import gather_json
-from ..core.micro_batch import loss_of
+from ..core.micro_batch import MappingBatch, loss_of
+from ..data.own_random import seed_all
 from ..params import ParamError
 from ..params.own import own_errors
-from .lines import Line, Report, from_plain, merge, to_plain
+from .forward_checks import (
+    check_batch_norms,
+    check_forward_modes,
+    check_random,
+    check_registered,
+    check_same_code,
+    check_written,
+    kept_state,
+)
+from .label_checks import check_copies, check_labels, check_mean, check_packed, check_padding, check_shift
+from .lines import NOTE, WRONG, Line, Report, from_plain, merge, to_plain
+from .loop_checks import LOOP_CHECKS, check_seeds, watch_loop
 from .outcome import RANKS, as_result, lines_from_ranks, persons_code
 from .step_checks import CHECKS
+from .token_batch import micro_batches_of
 from .trial import Loop, Trial
 
 TIMEOUT_S = 120.0
 """Seconds that a rank waits for the others in a collective."""
+SEED = 1000
+"""Of rank 0, where verify starts the ranks."""
+FORWARD_CHECKS = (check_registered, check_same_code, check_written, check_random, check_batch_norms)
+"""In order. Every rank calls each."""
+TOKEN_CHECKS = (check_labels, check_padding, check_copies, check_mean, check_shift, check_packed)
+"""In order, for one rank."""
+COMPARE_THE_WHOLE = ("mean", "shift", "buffers", "trained", "derivatives", "gradients", "norm", "evaluation", "frozen",
+                     "no picture")  # fmt: skip
+"""Checks that name the kind of a fault only if no check before them has found it."""
+FOLLOWS = {"written": "same code", "padding": "written", "loss": "written", "seeds": "random"}
+"""By check: the check whose fault makes this one wrong, too."""
 
 
 def verify(
@@ -49,8 +74,10 @@ def verify(
         optimizer: Returns the optimizer of a model.
         step: One turn of your loop: forward, backward, clipping, `optimizer.step()`, `zero_grad()`, and an evaluation
             where you have it. A number or a dict of numbers that it returns, such as the norm, is compared, too.
-        batches: A batch of each rank, as your loader gives them: two, or as many as ranks of the process group.
-        loss: Returns the loss of a batch. Default: that of `model(**batch)`, as models of transformers return it.
+        batches: A batch of each rank, as your loader gives them: two, or as many as ranks of the process group. The
+            batch of a step that accumulates is a list of micro-batches.
+        loss: Returns the loss of a batch. Default: that of `model(**batch)`, as models of transformers return it; of
+            several micro-batches their mean, weighted by label tokens.
         without_picture: A batch whose rows have no picture, to try a rank that has none. Default: not tried.
 
     Returns:
@@ -84,15 +111,58 @@ def verify(
 def run_checks(loop: Loop) -> list[Line]:
     """Run all checks on this rank; return the lines of all ranks together. Every rank must call it."""
     trial = Trial(loop)
-    lines = []
-    for check in CHECKS:
-        line = check(trial)
-        if line is not None:
-            lines.append(line)
-    return merge([from_plain(values) for values in gather_json(to_plain(lines))])
+    lines = merged([check(trial) for check in FORWARD_CHECKS])
+    if trial.runs_other_modules:
+        words = "not checked: ranks that run different layers would wait for each other"
+        return [*lines, Line("steps", NOTE, words)]
+    lines += merged(token_lines(trial))
+    watched = None
+    if loop.alone is None:
+        watched = watch_loop(trial)
+        lines += merged([check(trial, watched) for check in LOOP_CHECKS])
+    else:
+        lines += merged([check_forward_modes(trial)])
+    try:
+        trial.run()
+    except ParamError as error:  # of train_step, in the first step of a run: on every rank
+        if not any(line.state == WRONG for line in lines):
+            raise
+        return without_consequences([*lines, Line("steps", NOTE, f"a run would stop here: {error}")])
+    if watched is not None:
+        lines += merged([check_seeds(trial, watched)])
+    lines += merged([check(trial) for check in CHECKS])
+    return without_consequences(lines)
+
+
+def token_lines(trial: Trial) -> list[Line | None]:
+    """Return the lines of the checks of labels and loss. Rank 0 does the work, but where a forward needs all ranks."""
+    lines: list[Line | None] = []
+    if trial.forward_has_collectives or trial.rank == 0:
+        with kept_state(trial.plain):
+            lines = [check(trial) for check in TOKEN_CHECKS]
+    of_first = gather_json(to_plain([line for line in lines if line is not None]))[0]
+    return list(from_plain(of_first))
+
+
+def merged(lines: Sequence[Line | None]) -> list[Line]:
+    """Return the lines of all ranks as one list. Every rank must call it, with the lines of the same checks."""
+    return merge([from_plain(values) for values in gather_json(to_plain([line for line in lines if line]))])
+
+
+def without_consequences(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines, with a note in place of a fault that follows from one that is named above it."""
+    kept: list[Line] = []
+    for line in lines:
+        causes = [above.check for above in kept if above.state == WRONG]
+        follows = FOLLOWS.get(line.check) in causes or (line.check in COMPARE_THE_WHOLE and causes)
+        if line.state == WRONG and follows:
+            line = Line(line.check, NOTE, f"wrong, too; correct first what is wrong above ({', '.join(causes)})")
+        kept.append(line)
+    return kept
 
 
 def _as_rank(values: tuple[Any, ...]) -> dict[str, Any]:
+    seed_all(SEED + dist.get_rank())  # as processes that nobody has seeded: forks would have one state
     return as_result(lambda: run_checks(_loop(*values)))
 
 
@@ -136,14 +206,20 @@ def _loop(
         if loss is not None:
             with persons_code("loss", "the function raised"):
                 return loss(plain, batch)
-        if not isinstance(batch, Mapping):
+        micro_batches = micro_batches_of(batch)
+        if not all(isinstance(each, Mapping) for each in micro_batches):
             raise ParamError(
                 "loss", f"is needed, since a batch is a {type(batch).__name__} and not a dict of arguments"
             )
-        result = loss_of(plain(**batch))
-        if not isinstance(result, Tensor):
-            raise ParamError("loss", "is needed, since model(**batch) returns no loss; give a function (model, batch)")
-        return result
+        losses, tokens = [], []
+        for inputs in micro_batches:
+            result = loss_of(plain(**inputs))
+            if not isinstance(result, Tensor):
+                words = "is needed, since model(**batch) returns no loss; give a function (model, batch)"
+                raise ParamError("loss", words)
+            losses.append(result)
+            tokens.append(MappingBatch(inputs).label_tokens if len(micro_batches) > 1 else 1)
+        return torch.stack([mean * count for mean, count in zip(losses, tokens, strict=True)]).sum() / sum(tokens)
 
     return Loop(build, wrapped, optimizer_of, one_step, loss_of_batch, batches, without_picture=without_picture)
 

@@ -6,15 +6,19 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from ..checkpoint.gather import gather_json
 from ..core.lint import list_all
 from ..core.names import plain_name, tied_names
+from ..core.parameters import hook_names
+from ..core.units import decays
 from .differences import TOLERANCE, differences, parts, rank_factors, total_difference
 from .finite_differences import check_derivatives
 from .head_loss import check_head_loss
+from .label_checks import line_of_copies
 from .lines import NOTE, OK, WRONG, Line
 from .no_picture import check_no_picture
 from .silent import check_trained
@@ -22,6 +26,8 @@ from .trial import STEPS, Trial
 
 LATER = 10
 """Times the tolerance after a step of Adam, which makes a full step of rounding where a gradient is 0 in theory."""
+MAX_UNMOVED = 0.5
+"""Share of a parameter's values that a step may leave as they were."""
 
 
 def check_weights(trial: Trial) -> Line:
@@ -127,8 +133,7 @@ def check_loss(trial: Trial) -> Line | None:
     if is_joined(weighted_mean(losses, rows)):
         fix = "give the model a method count_label_tokens(batch) that returns the number of rows"
         return Line("loss", WRONG, "a mean over rows, but it is weighted by label tokens", fix)
-    words = "not a mean over label tokens or rows: rows of a batch act on each other, as in a contrastive loss, so that"
-    return Line("loss", NOTE, f"{words} more ranks are not a larger batch")
+    return line_of_copies(trial) or Line("loss", NOTE, "not a mean over label tokens or rows")
 
 
 def weighted_mean(values: list[float], weights: list[int]) -> float:
@@ -154,7 +159,74 @@ def check_optimizer(trial: Trial) -> Line:
     if missing:
         fix = "give it every parameter with requires_grad, or freeze these"
         return Line("optimizer", WRONG, f"it lacks {parts(missing, trial.params)}, which would never change", fix)
-    return Line("optimizer", OK, f"it holds all {len(held)} trainable parameters, and no others")
+    text = f"it holds all {len(held)} trainable parameters, and no others"
+    decayed = decayed_vectors(trial)
+    if decayed:
+        words = f"{text}; weight decay pulls norms, biases and the like to zero: {parts(decayed, trial.trainable)}"
+        return Line("optimizer", NOTE, words)
+    return Line("optimizer", OK, text)
+
+
+def decayed_vectors(trial: Trial) -> list[str]:
+    """Return the trainable parameters that weight decay is usually not for, and that the optimizer decays."""
+    names = {id(p): name for name, p in trial.plain.named_parameters()}
+    decayed = []
+    for group in trial.plain_optimizer.param_groups:
+        for p in group["params"] if group.get("weight_decay") else ():
+            name = names.get(id(p), "")
+            if name and not decays(trial.plain, [name], ndim=p.ndim):
+                decayed.append(name)
+    return decayed
+
+
+def check_settings(trial: Trial) -> Line:
+    """All ranks have the same optimizer and settings, before the steps and after them. Every rank must call it."""
+    for when, settings in (("", trial.settings_at_start), (f" after {STEPS} steps", trial.settings_at_end)):
+        of_first, *of_others = gather_json(settings)
+        for rank, of_other in enumerate(of_others, start=1):
+            if of_other == of_first:
+                continue
+            words = f"rank {rank} has {len(of_other)} groups, and rank 0 {len(of_first)}"
+            for ours, theirs in zip(of_first, of_other, strict=False):
+                differing = [key for key in (*ours, *theirs) if ours.get(key) != theirs.get(key)]
+                if differing:
+                    key = differing[0]
+                    words = f"{key} is {ours.get(key)} on rank 0 and {theirs.get(key)} on rank {rank}{when}"
+                    break
+            fix = "make the optimizer and its schedule of the same numbers on every rank"
+            return Line("settings", WRONG, words, fix)
+    return Line("settings", OK, "the optimizer's settings are the same on all ranks")
+
+
+def check_hooks(trial: Trial) -> Line | None:
+    """A hook of a parameter is still there after wrapping, and sees what it was written for."""
+    hooked = dict(trial.hooks)
+    for name, p in trial.params.items():
+        if isinstance(p, DTensor) and hook_names(p):
+            hooked.setdefault(name, hook_names(p))
+    is_fsdp1 = any(isinstance(module, FullyShardedDataParallel) for module in trial.model.modules())
+    lost = [name for name in hooked if name in trial.params and (is_fsdp1 or isinstance(trial.params[name], DTensor))]
+    if not hooked:
+        return None
+    if lost:
+        words = f"{lost[0]}: has a hook, {list_all(hooked[lost[0]])}, which never runs, or sees a shard, once this"
+        fix = "freeze the parameter in place of masking its gradient, or let DDP or ignored_params keep it whole"
+        return Line("hooks", WRONG, f"{words} parameter is sharded", fix)
+    return Line("hooks", OK, f"the hooks of {len(hooked)} parameters stay, since these are not sharded")
+
+
+def check_precision(trial: Trial) -> Line | None:
+    """A step changes the parameters that are stored in 16 bits: an update may be smaller than their precision."""
+    unmoved = trial.steps_alone[0].unmoved
+    if not unmoved:
+        return None
+    lost = [name for name, share in unmoved.items() if share > MAX_UNMOVED]
+    if lost:
+        dtype = str(trial.plain.get_parameter(lost[0]).dtype).removeprefix("torch.")
+        words = f"a step leaves most values of {parts(lost, trial.trainable)} as they were: it is smaller than the"
+        fix = "store what trains in float32, and compute in 16 bits by mixed precision (MixedPrecisionPolicy, autocast)"
+        return Line("precision", WRONG, f"{words} precision of {dtype}", fix)
+    return Line("precision", OK, f"a step changes the {len(unmoved)} trainable tensors that are stored in 16 bits")
 
 
 def check_gradients(trial: Trial) -> Line:
@@ -179,7 +251,7 @@ def check_gradients(trial: Trial) -> Line:
         each = ", ".join(f"{factor:.3g}" for factor in factors)
         words = f"they are those of one process, multiplied on ranks 0 and 1 by {each}"
         if max(factors) - min(factors) > trial.tolerance:
-            return Line("gradients", WRONG, words, "clip all ranks' gradients by one norm; see the check norm")
+            return Line("gradients", NOTE, f"{words}; see the line norm")
         fix = "average over ranks what is a mean on each: do not sum it, nor multiply or divide it by the ranks"
         return Line("gradients", WRONG, words, fix)
     missing = [name for name in wrong if ours.get(name) is None]
@@ -237,11 +309,14 @@ CHECKS: tuple[Callable[[Trial], Line | None], ...] = (
     check_weights,
     check_buffers,
     check_ties,
-    check_trained,
-    check_derivatives,
     check_loss,
     check_head_loss,
     check_optimizer,
+    check_settings,
+    check_hooks,
+    check_precision,
+    check_trained,
+    check_derivatives,
     check_gradients,
     check_norm,
     check_evaluation,

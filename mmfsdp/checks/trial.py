@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,13 +17,17 @@ from torch.optim import Optimizer
 
 from ..core.model_record import plan_of
 from ..core.names import plain_name
+from ..core.parameters import hook_names
 from ..core.weights import copy_from_rank0
 from ..data.own_random import seed_all
-from .differences import LOW_TOLERANCE, TOLERANCE, buffer_digests, frozen_digests
+from .differences import LOW_TOLERANCE, TOLERANCE, buffer_digests, frozen_digests, settings_of
+from .random_state import random_digests, random_states, restore_random
+from .watched_step import ModuleModes
 
 STEPS = 2
 """Steps that are compared: the second shows what the first left behind."""
 CPU = torch.device("cpu")
+LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ class Loop:
     """A batch like the last rank's whose rows have no picture."""
     no_picture_note: str = ""
     """Why there is no such batch."""
+    labels_of_prompt: bool | None = None
+    """A longer prompt has more labels; None if nobody knows."""
 
 
 @dataclass(frozen=True)
@@ -63,29 +69,51 @@ class Step:
     """What the step returned."""
     gathered: tuple[str, ...] = ()
     """Parameters that were unsharded when the optimizer stepped."""
+    unmoved: dict[str, float] = field(default_factory=dict)
+    """Of parameters in 16 bits: the share of values that have a gradient and did not change."""
 
 
 class Trial:
-    """Both models, and the steps of both. Every rank must make it, and in the same order use it."""
+    """Both models, and the steps of both. Every rank must make it, and in the same order use it.
+
+    At first it has the model of one process only, `plain`, for the checks that need no step. `run` does the steps.
+    """
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.batch = loop.batches[self.rank]
-        seed_all(0)
+        self.random_at_start = random_states()
         self.plain = loop.build()
+        self.hooks = {name: hook_names(p) for name, p in self.plain.named_parameters() if hook_names(p)}
+        self.forward_has_collectives = False
+        self.runs_other_modules = False
+        """Ranks run different modules for one and the same batch."""
+        self.modes: ModuleModes | None = None
+        """Of the forwards of `check_random`."""
+        self.left_in_eval: list[str] = []
+        """Modules that were in train mode before a forward of `check_random`, and not after it."""
+        self.draws: list[int] = []
+        """Generators, by their place in GENERATORS, from which a forward draws."""
         self.buffers_at_start = buffer_digests(self.plain)
         copy_from_rank0(self.plain, CPU)
-        seed_all(0)
+
+    def run(self) -> None:
+        """Wrap the model, and do the steps in one process and on ranks."""
+        loop = self.loop
+        restore_random(self.random_at_start)  # the same weights again, where `build` draws them without a seed
         self.model = loop.wrapped()
         # Before any forward: FSDP2 lists whole parameters while a unit is gathered.
         self.params = {plain_name(name, self.model): p for name, p in self.model.named_parameters()}
         self.optimizer = loop.optimizer(self.model)
+        self.random_after_setup = random_digests()
+        self.settings_at_start = settings_of(self.optimizer)
         self.other_weights = self._other_weights()
         self.frozen_before = frozen_digests(self.params)
         self.plain_optimizer = loop.optimizer(self.plain)
         self.steps_alone = [self.step_alone(loop.batches) for _ in range(STEPS)]
         self.steps = [self.step_on_ranks(self.batch) for _ in range(STEPS)]
+        self.settings_at_end = settings_of(self.optimizer)
         self.frozen_after = frozen_digests(self.params)
         self.buffers_at_end = buffer_digests(self.model, wrapped=True)
 
@@ -106,25 +134,37 @@ class Trial:
                 policy = module.mixed_precision
             for dtype in (getattr(policy, "param_dtype", None), getattr(policy, "reduce_dtype", None)):
                 dtypes.add(dtype or torch.float32)
-        return LOW_TOLERANCE if dtypes & {torch.bfloat16, torch.float16} else TOLERANCE
+        return LOW_TOLERANCE if dtypes & set(LOW_PRECISION) else TOLERANCE
 
     def step_alone(self, batches: Sequence[Any]) -> Step:
         """Do a step in one process."""
         optimizer = self.plain_optimizer
         seen: list[dict[str, Tensor | None]] = []
+        low = {name: p for name, p in self.plain.named_parameters() if p.requires_grad and p.dtype in LOW_PRECISION}
+        before: dict[str, Tensor] = {}
+        unmoved: dict[str, float] = {}
 
         def before_step(*_: Any) -> None:
             seen.append({name: copied(p.grad) for name, p in self.plain.named_parameters() if p.requires_grad})
+            before.update({name: p.detach().clone() for name, p in low.items()})
+
+        def after_step(*_: Any) -> None:
+            for name, p in low.items():
+                if p.grad is not None and p.grad.any():
+                    unmoved[name] = float(p.eq(before[name])[p.grad.bool()].float().mean())
 
         hook = optimizer.register_step_pre_hook(before_step)
+        after_hook = optimizer.register_step_post_hook(after_step)
         seed_all(self.rank)
-        if self.loop.alone is not None:
+        # With collectives in the forward, one process cannot compute the batches one after another.
+        if self.loop.alone is not None and not self.forward_has_collectives:
             returned = self.loop.alone(self.plain, optimizer, batches)
         else:
             with averaged_gradients(self.plain):
                 returned = self.loop.step(self.plain, optimizer, batches[self.rank])
         hook.remove()
-        return Step(seen[-1] if seen else {}, figures_of(returned))
+        after_hook.remove()
+        return Step(seen[-1] if seen else {}, figures_of(returned), unmoved=unmoved)
 
     def step_on_ranks(self, batch: Any) -> Step:
         """Do a step on all ranks."""

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..params import AutoWrapPolicy, Backend
 from ..params.findings import Finding
 from .group import guessed_layer_classes
-from .names import plain_name
+from .names import plain_name, tied_names
 from .parameters import hook_names
 from .plan import MAX_SINGLE_LINES, UnitKind, WrapPlan
 from .trace import Trace, need_gradient
@@ -47,6 +47,7 @@ def lint(model: nn.Module, plan: WrapPlan, *, trace: Trace | None = None, wrappe
     findings += _scalars(plan)
     findings += used_outside(plan, trace)
     findings += _batch_norms(model)
+    findings += _tied_adapters(model)
     return tuple(sorted(findings, key=lambda finding: finding.level))  # "error" sorts before "warning"
 
 
@@ -197,6 +198,29 @@ def _batch_norms(model: nn.Module) -> Iterator[Finding]:
             f"{some(names)}: each rank normalizes by its own samples and has its own running statistics; only "
             "rank 0's are saved; freeze it, or on GPUs call nn.SyncBatchNorm.convert_sync_batchnorm before make_plan",
         )
+
+
+def _tied_adapters(model: nn.Module) -> Iterator[Finding]:
+    """Find adapters of PEFT, and copies that it trains (`modules_to_save`), on one of two tied parameters."""
+    tied: dict[str, list[str]] = {}
+    for names in tied_names(model).values():
+        tied.update({name: [other for other in names if other != name] for name in names})
+    for name, module in model.named_modules():
+        if hasattr(module, "lora_A"):
+            what, inner = "an adapter", "base_layer.weight"
+        elif hasattr(module, "modules_to_save") and hasattr(module, "original_module"):
+            what, inner = "a copy that trains (modules_to_save)", "original_module.weight"
+        else:
+            continue
+        others = tied.get(f"{name}.{inner}", [])
+        if others:
+            yield _warning(
+                "tied-adapter",
+                f"{plain_name(name, model)}: has {what}, and is tied to {some(others)}, which does not: merged or "
+                "saved, one of the two gets the change of the other, or they drift apart; set ensure_weight_tying of "
+                "PEFT's configuration, leave the tied modules out, or untie them before the adapter is added",
+            )
+            return
 
 
 # ---- the contents of units ----

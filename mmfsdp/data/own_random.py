@@ -32,7 +32,13 @@ def own_random(seed: int) -> Iterator[None]:
         devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
         try:
             with torch.random.fork_rng(devices=devices):
-                seed_all(seed)
+                if devices:
+                    seed_all(seed)
+                else:
+                    # torch.manual_seed would leave its seed for the GPU to be taken up later, and is slow.
+                    random.seed(seed)
+                    np.random.seed(seed % 2**32)
+                    torch.default_generator.manual_seed(seed)
                 yield
         finally:
             random.setstate(of_python)

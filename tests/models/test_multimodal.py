@@ -8,7 +8,7 @@ from mmfsdp.core.freeze import freeze
 from mmfsdp.core.make_plan import make_plan
 from mmfsdp.models import ModalEncoder, MultimodalModel, build_language, build_vision
 from mmfsdp.models.backbones import add_lora
-from mmfsdp.params import BackboneParams
+from mmfsdp.params import BackboneParams, FSDPParams
 from tests.models.conftest import greedy
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -276,3 +276,23 @@ def test_adapters_of_fused_experts_are_planned_with_an_example():
     freeze(language, ["*", "!*lora_*"])
     example = {"input_ids": torch.ones(2, 5, dtype=torch.long)}
     assert make_plan(language, world_size=2, example=example).lint == ()
+
+
+@pytest.mark.parametrize("place, warns", {"target_modules": True, "modules_to_save": True, "": False}.items())
+def test_an_adapter_or_a_trained_copy_of_one_of_two_tied_parameters_is_told(place, warns):
+    """Merged into the head, it would change the table of the input, too; a copy would drift apart from it."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    changes = {"target_modules": ["q_proj"]}
+    if place:
+        changes[place] = ["lm_head"]
+    model = get_peft_model(LlamaForCausalLM(config), LoraConfig(r=2, **changes))
+    plan = make_plan(model, FSDPParams(), world_size=2)
+    told = [finding.message for finding in plan.lint if finding.code == "tied-adapter"]
+    assert len(told) == warns
+    assert all("lm_head: has " in message and "embed_tokens.weight" in message for message in told)

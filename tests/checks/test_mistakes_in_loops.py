@@ -1,0 +1,67 @@
+"""`verify` finds each planted mistake of tests/files/own/mistakes.py by one line, and none in the right loops."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmfsdp import verify
+from mmfsdp.checks.lines import Line, from_plain
+from mmfsdp.data.own_random import seed_all
+from tests.ranks import on_ranks
+
+OWN = Path(__file__).resolve().parents[1] / "files/own"
+sys.path.insert(0, str(OWN))
+try:
+    from mistakes import NAMED, OTHERS, RIGHT
+finally:
+    sys.path.remove(str(OWN))
+CASES = NAMED | OTHERS
+SOME_RIGHT, MORE = [*RIGHT][:3], [*RIGHT][3:]
+
+
+def lines_of_all(names: list[str]) -> dict[str, list[dict]]:
+    """Verify the loops of some names, as one rank."""
+    sys.path.insert(0, str(OWN))
+    import mistakes
+    import torch.distributed as dist
+
+    loops = {name: case[0] for name, case in (mistakes.NAMED | mistakes.OTHERS).items()} | mistakes.RIGHT
+    lines = {}
+    for name in names:
+        seed_all(1000 + dist.get_rank())  # as ranks that nobody has seeded
+        loop = loops[name]()
+        lines[name] = [vars(line) for line in verify(loop.build, **loop.arguments()).lines]
+    return lines
+
+
+@pytest.fixture(scope="module")
+def lines(request):
+    """The lines of each selected loop, by name: one start of two ranks for all."""
+    selected = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if item.path == request.path and "lines" in item.fixturenames
+    ]
+    results = on_ranks(lines_of_all, 2, selected, timeout_s=60)[0]
+    return {name: from_plain(values) for name, values in results.items()}
+
+
+def wrong(lines: list[Line]) -> list[Line]:
+    return [line for line in lines if line.state == "wrong"]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", [*NAMED, *(pytest.param(name, marks=pytest.mark.extended) for name in OTHERS)])
+def test_a_mistake_is_found_by_a_line_of_its_own(lines, name):
+    _, check, words = CASES[name]
+    assert [line.check for line in wrong(lines[name])] == [check], "\n".join(map(str, lines[name]))
+    [line] = wrong(lines[name])
+    assert words in line.text
+    assert line.fix, "it says what to do"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", [*SOME_RIGHT, *(pytest.param(name, marks=pytest.mark.extended) for name in MORE)])
+def test_nothing_is_found_in_a_right_loop(lines, name):
+    assert not wrong(lines[name]), "\n".join(map(str, lines[name]))
