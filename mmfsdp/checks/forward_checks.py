@@ -93,16 +93,17 @@ def check_same_code(trial: Trial) -> Line:
             with kept_state(trial.plain), torch.no_grad(), own_random(0):
                 loss = float(trial.loop.loss(trial.plain, batch))
         trial.forward_has_collectives |= bool(counted.rows())
-        by_rank = gather_json([list(entered), loss])
+        by_rank = gather_json([dict(entered), loss])
         of_first, first_loss = by_rank[0]
         for rank, (names, other_loss) in enumerate(by_rank):
-            differing = [name for name in (*of_first, *names) if (name in of_first) != (name in names)]
+            differing = [name for name in (*of_first, *names) if of_first.get(name) != names.get(name)]
             if differing:
                 trial.runs_other_modules = True
-                runs, skips = (0, rank) if differing[0] in of_first else (rank, 0)
-                words = (
-                    f"rank {runs} runs {list_all(outermost(differing))}, and rank {skips} does not, for the same batch"
-                )
+                more = of_first.get(differing[0], 0) > names.get(differing[0], 0)
+                runs, skips = (0, rank) if more else (rank, 0)
+                layers = list_all(outermost(list(dict.fromkeys(differing))))
+                how = "does so less often" if differing[0] in by_rank[skips][0] else "does not"
+                words = f"rank {runs} runs {layers}, and rank {skips} {how}, for the same batch"
                 fix = "run every layer on every rank: no branch of a forward may depend on the rank"
                 return Line("same code", WRONG, words, fix)
             if abs(other_loss - first_loss) > EQUAL * max(abs(first_loss), 1e-3):
@@ -118,12 +119,12 @@ def outermost(names: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def entered_modules(model: nn.Module) -> Iterator[dict[str, None]]:
-    """Yield the names of the modules whose forward runs inside the `with` block, in order."""
-    entered: dict[str, None] = {}
+def entered_modules(model: nn.Module) -> Iterator[dict[str, int]]:
+    """Yield how often each module's forward runs inside the `with` block, by name, in order."""
+    entered: dict[str, int] = {}
 
     def note(name: str, *_: Any) -> None:
-        entered.setdefault(name)
+        entered[name] = entered.get(name, 0) + 1
 
     handles = [m.register_forward_pre_hook(partial(note, name)) for name, m in model.named_modules()]
     try:

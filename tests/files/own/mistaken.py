@@ -237,7 +237,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "a mean over positions": ("mean", "as that of all positions"),
     "an extra loss that is a sum": ("loss", "a part of it is a sum"),
     "batch norm of one rank": ("batch norm", "batch_norm: each rank normalizes by its own samples"),
-    "other features on rank 0": ("same code", "batch 0 has the loss"),
+    "other features on rank 0": ("same code", "rank 0 runs projector, and rank 1 does so less often"),
     "a buffer that forward writes to": ("written", "forward writes to vision.mean, on each rank by its own samples"),
     "a seed in forward": ("random", "forward sets the state of torch"),
 }

@@ -578,7 +578,11 @@ NAMED: dict[str, Case] = {
         "a step leaves most values of blocks.0.norm.weight, blocks.1.norm.weight as they were",
     ),
     "left in eval": (change(evaluate=evaluate_and_stay), "mode", "step 2 trains in eval mode"),
-    "a layer that rank 0 runs": (model(encode=encode_on_rank_0), "same code", "has the loss"),
+    "a layer that rank 0 runs": (
+        model(encode=encode_on_rank_0),
+        "same code",
+        "rank 0 runs blocks.0.layer, and rank 1 does so less often, for the same batch",
+    ),
     "a plain list": (change(Model=PlainList), "registered", "more: holds parameters in a plain list"),
     "a gather without a gradient": (
         change(Model=GatheredWithoutGradient, batch=pairs),
