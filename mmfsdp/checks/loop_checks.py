@@ -130,7 +130,7 @@ def _is_mean_of_means(step: WatchedStep, of_loss: Mapping[str, Tensor]) -> bool:
 
 
 def check_modes(trial: Trial, loop: WatchedLoop) -> Line:
-    """What trains is in train mode in each step, and dropout and batch norms of frozen parts are not."""
+    """Trained parts are in train mode in each step, and dropout and batch norms of frozen parts are not."""
     first, second = loop.steps
     if any(first.modes.of_model) and second.modes.of_model and not any(second.modes.of_model):
         words = "step 2 trains in eval mode, in which dropout is off and batch norms do not learn"

@@ -8,16 +8,16 @@ import pytest
 from mmfsdp import verify
 from mmfsdp.checks.lines import Line, from_plain
 from mmfsdp.data.own_random import seed_all
+from tests.cover import kept, selected
 from tests.ranks import on_ranks
 
 OWN = Path(__file__).resolve().parents[1] / "files/own"
 sys.path.insert(0, str(OWN))
 try:
-    from mistakes import NAMED, OTHERS, RIGHT
+    from mistakes import NAMED, OTHERS, RIGHT, parts_of
 finally:
     sys.path.remove(str(OWN))
 CASES = NAMED | OTHERS
-SOME_RIGHT, MORE = [*RIGHT][:3], [*RIGHT][3:]
 
 
 def lines_of_all(names: list[str]) -> dict[str, list[dict]]:
@@ -38,12 +38,7 @@ def lines_of_all(names: list[str]) -> dict[str, list[dict]]:
 @pytest.fixture(scope="module")
 def lines(request):
     """The lines of each selected loop, by name: one start of two ranks for all."""
-    selected = [
-        item.callspec.params["name"]
-        for item in request.session.items
-        if item.path == request.path and "lines" in item.fixturenames
-    ]
-    results = on_ranks(lines_of_all, 2, selected, timeout_s=60)[0]
+    results = on_ranks(lines_of_all, 2, selected(request, "name"), timeout_s=60)[0]
     return {name: from_plain(values) for name, values in results.items()}
 
 
@@ -52,7 +47,7 @@ def wrong(lines: list[Line]) -> list[Line]:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", [*NAMED, *(pytest.param(name, marks=pytest.mark.extended) for name in OTHERS)])
+@pytest.mark.parametrize("name", kept({name: [case[1]] for name, case in CASES.items()}))
 def test_a_mistake_is_found_by_a_line_of_its_own(lines, name):
     _, check, words = CASES[name]
     assert [line.check for line in wrong(lines[name])] == [check], "\n".join(map(str, lines[name]))
@@ -62,6 +57,6 @@ def test_a_mistake_is_found_by_a_line_of_its_own(lines, name):
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", [*SOME_RIGHT, *(pytest.param(name, marks=pytest.mark.extended) for name in MORE)])
+@pytest.mark.parametrize("name", kept({name: parts_of(loop) for name, loop in RIGHT.items()}))
 def test_nothing_is_found_in_a_right_loop(lines, name):
     assert not wrong(lines[name]), "\n".join(map(str, lines[name]))

@@ -11,6 +11,7 @@ from mmfsdp.checks.from_params import verify_folder, write_trial
 from mmfsdp.checks.lines import from_plain
 from mmfsdp.checks.outcome import first_result
 from mmfsdp.params import ParamError, RunParams, load
+from tests.cover import kept, selected
 from tests.ranks import on_ranks
 
 OWN = Path(__file__).resolve().parents[1] / "files/own"
@@ -19,8 +20,7 @@ try:
     from mistaken import MISTAKES, REFUSED, RIGHT
 finally:
     sys.path.remove(str(OWN))
-FIRST = [*MISTAKES][:6]
-CASES = [*FIRST, RIGHT[0], *(pytest.param(name, marks=pytest.mark.extended) for name in [*MISTAKES][6:] + [RIGHT[1]])]
+CASES = kept({name: [case[0]] for name, case in MISTAKES.items()} | {name: [""] for name in RIGHT})
 
 
 @pytest.fixture(autouse=True)
@@ -51,14 +51,9 @@ def lines_of_all(folders: dict[str, str]) -> dict[str, list[dict]]:
 @pytest.fixture(scope="module")
 def lines(request, tmp_path_factory):
     """The lines of each selected case, by name: one start of two ranks for all."""
-    selected = {
-        item.callspec.params["name"]
-        for item in request.session.items
-        if item.path == request.path and "lines" in item.fixturenames
-    }
     folders = {}
     sys.path.insert(0, str(OWN))
-    for name in selected:
+    for name in selected(request, "name"):
         folder = tmp_path_factory.mktemp("mistaken")
         write_trial(with_mistake(name, folder), folder)
         folders[name] = str(folder)

@@ -241,7 +241,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "a buffer that forward writes to": ("written", "forward writes to vision.mean, on each rank by its own samples"),
     "a seed in forward": ("random", "forward sets the state of torch"),
 }
-"""By the mistake: the check that finds it, and words of its line. The first six stand for the others."""
+"""By the mistake: the check that finds it, and words of its line."""
 REFUSED: dict[str, str] = {
     "a hook": "has a hook, register_hook.last_rows., which was written for the whole gradient",
     "norms in bf16": "language.model.norm.weight in bfloat16, and one collective has one dtype",
