@@ -18,9 +18,9 @@ _PARAMS = (
 _HOME = {name: "params" for name in _PARAMS} | {
     "build_model": "models.build",
     "freeze": "core.freeze",
-    "make_plan": "core.make_plan",
+    "make_plan": "planning",
     "estimate": "predict",
-    "wrap_fsdp": "core.make_plan",
+    "wrap_fsdp": "planning",
     "fsdp": "compat.zeta",
     "load_pretrained": "compat.export",
     "describe": "compat.describe",

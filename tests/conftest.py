@@ -218,8 +218,8 @@ def finished_run(tmp_path):
     from torch import nn
 
     from mmfsdp.core.freeze import freeze
-    from mmfsdp.core.make_plan import make_plan
     from mmfsdp.params import FSDPParams, RunParams, TrainParams
+    from mmfsdp.planning import make_plan
     from mmfsdp.predict import estimate
     from mmfsdp.run.folder import MetricsWriter, write_json
 

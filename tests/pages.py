@@ -125,7 +125,7 @@ def lint() -> str:
     """Each finding of the lint, by its code: what it says, and its fix."""
     rows: dict[str, list[str]] = {}
     calls = []
-    for file in ("core/lint.py", "predict/cost_lint.py", "compat/describe_lint.py"):
+    for file in ("core/lint.py", "lint/cost.py", "compat/describe_lint.py"):
         calls += _calls(ROOT / "mmfsdp" / file, ("_error", "_warning"))
     for call in calls:
         code, says = _text(call.args[0]), _text(call.args[1], either=True)

@@ -6,11 +6,11 @@ from tiny import tiny_batch, tiny_flamingo
 from torch import nn
 
 from mmfsdp.core.freeze import freeze
-from mmfsdp.core.make_plan import make_plan, wrap_fsdp
 from mmfsdp.core.step import train_step
 from mmfsdp.core.weights import take_weights
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.params import FSDPParams, TrainParams
+from mmfsdp.planning import make_plan, wrap_fsdp
 from mmfsdp.train.optimizer import build_optimizer
 
 BACKENDS = ("DDP", "FSDP1", "FSDP2")

@@ -15,9 +15,9 @@ from PIL import Image
 
 import mmfsdp
 from mmfsdp import cli
+from mmfsdp.core.plan import COLUMNS
 from mmfsdp.params import RunParams
 from mmfsdp.params.flags import params_of, read_words
-from mmfsdp.predict.plan_table import COLUMNS
 from tests import pages
 
 ROOT = Path(__file__).resolve().parent.parent

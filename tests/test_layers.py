@@ -1,4 +1,4 @@
-"""The layers of the package: a room imports only rooms that stand before it in ROOMS."""
+"""The layers of the package: a room, a folder or the file planning.py, imports only rooms before it in ROOMS."""
 
 import ast
 import sys
@@ -13,16 +13,23 @@ from tests.processes import in_fresh_python
 PACKAGE = Path(__file__).resolve().parent.parent / "mmfsdp"
 
 ROOMS = (
-    "params core predict checkpoint data hangs run models shapes train compat bench checks site_check widgets cli"
+    "params core lint predict planning checkpoint "
+    "data hangs run models shapes train compat bench checks site_check widgets cli"
 ).split()
-"""From the bottom up. The first four are the small package: torch and parameters, and nothing of the kit above."""
+"""From the bottom up."""
+SMALL = ROOMS[: ROOMS.index("data")]
+"""The small package: torch and parameters, and nothing of the kit above."""
+FILES = ("planning",)
+"""Rooms that are one file."""
 NO_TORCH = ("params", "hangs", "run", "site_check", "widgets", "cli")
 """Rooms that a person imports in a notebook or terminal: they start in well under a second."""
-LATE = {("core", "predict"), ("run", "train"), ("models", "compat"), ("models", "shapes"), ("run", "shapes")}
+LATE = {("run", "train"), ("models", "compat"), ("models", "shapes"), ("run", "shapes")}
 LATE |= {("bench", "widgets"), ("run", "models")}
-"""Upward imports, inside a function: make_plan searches AUTO and counts activations, and a plan prints itself; a run is
-prepared before it starts; Flamingo.wrap_fsdp is OpenFlamingo's; a backbone to pretrain has a tokenizer before
-that; a bench draws plans; a process imports a run's model before its ranks are forked."""
+"""Upward imports, inside a function: a run is prepared before it starts; Flamingo.wrap_fsdp is OpenFlamingo's; a
+backbone to pretrain has a tokenizer before that; a bench draws plans; a process imports a run's model before its ranks
+are forked."""
+ONLY_ON_GPUS = "core.nf4_kernel"
+"""The one file of the small package that is imported inside a function: it needs triton, of torch's builds for GPUs."""
 NEVER = {("checkpoint", "predict"), ("widgets", "compat"), ("widgets", "bench"), ("widgets", "checks")}
 """Downward imports that no file needs."""
 
@@ -51,11 +58,13 @@ def imports_of(path: Path) -> tuple[tuple[str, bool], ...]:
 
 
 def files(room: str) -> list[Path]:
-    return sorted((PACKAGE / room).rglob("*.py"))
+    return [PACKAGE / f"{room}.py"] if room in FILES else sorted((PACKAGE / room).rglob("*.py"))
 
 
 def test_every_folder_is_a_room():
-    assert {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()} == set(ROOMS)
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    rooms |= {path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")}
+    assert rooms == set(ROOMS)
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -65,6 +74,14 @@ def test_a_room_imports_only_rooms_before_it(room):
         for module, inside in imports_of(path):
             other = module.partition(".")[0]
             assert other in before or (inside and (room, other) in LATE), f"{path.name} imports {module}"
+
+
+@pytest.mark.parametrize("room", SMALL)
+def test_the_small_package_has_no_late_imports(room):
+    """Inside a function an import would climb, or hide a circle: whoever reads straight down would have to go back."""
+    for path in files(room):
+        late = [module for module, inside in imports_of(path) if inside and module != ONLY_ON_GPUS]
+        assert not late, f"{path.name} imports {', '.join(late)} inside a function"
 
 
 def test_no_file_imports_itself_by_way_of_others():

@@ -54,15 +54,6 @@ def test_no_function_is_long_without_a_reason():
     assert long == set(LONG_FUNCTIONS)
 
 
-def test_no_two_files_share_a_name():
-    allowed = {"__init__.py", "__main__.py"}
-    homes: dict[str, list[str]] = {}
-    for path in PACKAGE.rglob("*.py"):
-        if path.name not in allowed:
-            homes.setdefault(path.name, []).append(path.parent.name)
-    assert not {name: rooms for name, rooms in homes.items() if len(rooms) > 1}
-
-
 def test_docstrings_begin_with_a_verb():
     questions = ("What", "How", "Where", "Whether", "Which", "Who")
     for name, text in FILES.items():

@@ -26,7 +26,6 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Mix
 from torch.optim import AdamW
 
 from ..core.freeze import freeze
-from ..core.make_plan import make_plan
 from ..core.names import plain_name
 from ..core.step import train_step
 from ..core.wrap import apply_plan
@@ -36,6 +35,7 @@ from ..models.build import build_model
 from ..models.loss_in_head import loss_in_head
 from ..models.media_model import MediaModel
 from ..params import BackboneParams, BackboneSource, FSDPParams, ModelParams
+from ..planning import make_plan
 from ..train.cpu_memory import CpuMemory, cpu_memory
 from ..train.meters import Collectives
 from ..train.optimizer import LocalAdamW

@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch.utils.benchmark import Timer
 
 from ..core.collectives import group_device
-from ..core.make_plan import make_plan
 from ..data import Batch
 from ..models import Flamingo
 from ..models.media_model import MediaModel
 from ..params import FSDPParams, ParamError, Precision, RunParams, load
+from ..planning import make_plan
 from ..predict.batch_work import parameters_of
 from ..predict.cards import peak_of
 from ..run.state import text_table

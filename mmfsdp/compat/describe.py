@@ -19,9 +19,10 @@ from ..core.model_record import plan_of
 from ..core.names import plain_name
 from ..core.plan import Unit, UnitKind, WrapPlan
 from ..core.trace import Trace, trace_registration
-from ..core.units import buffer_bytes, torch_dtype, unit_name, with_bytes
+from ..core.unit_bytes import with_bytes
+from ..core.units import buffer_bytes, torch_dtype, unit_name
+from ..lint.cost import lint_cost
 from ..params import FrozenPolicy, FSDPParams, ShardingStrategy
-from ..predict.cost_lint import lint_cost
 from .describe_flat import left_out, precision_of, read_ddp, read_fsdp1, read_param
 from .describe_lint import lint_switches
 

@@ -11,8 +11,8 @@ from ..core.lint import some
 from ..core.names import plain_name
 from ..core.plan import WrapPlan
 from ..core.reshard import parameter_groups
+from ..lint.cost import reentrant_layers
 from ..params.findings import Finding
-from ..predict.cost_lint import reentrant_layers
 
 NO_PICTURE_PAGE = "notebooks/reference/no_picture.md"
 

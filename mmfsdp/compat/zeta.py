@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from ..core.make_plan import wrap_fsdp
 from ..params import AutoWrapPolicy, Backend, FSDPParams, ParamError, Precision, ShardingStrategy
+from ..planning import wrap_fsdp
 
 PRECISIONS = {"bf16": Precision.BF16, "fp16": Precision.FP16, "fp32": None}
 STRATEGIES = {

@@ -1,6 +1,7 @@
 """Plan the units of a model, wrap it and train it with frozen-aware FSDP: torch and `mmfsdp.params` only.
 
-Read the files in this order. What a plan costs is predicted in `mmfsdp.predict`.
+Read the files in this order. The door, `make_plan`, stands above them in `mmfsdp/planning.py`. What a plan costs is
+predicted in `mmfsdp.predict`.
 
 1. freeze: name patterns set `requires_grad`, once.
 2. plan: the words (unit, grad flow, frozen policy, wire bytes), a plan as data, and how it prints; model_record: what

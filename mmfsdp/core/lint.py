@@ -27,7 +27,7 @@ WRAPPERS = (FSDPModule, FullyShardedDataParallel, DistributedDataParallel, Check
 
 
 def lint(model: nn.Module, plan: WrapPlan, *, trace: Trace | None = None, wrapped: bool = False) -> tuple[Finding, ...]:
-    """Return the findings, errors first. What costs more than it need is found by predict/cost_lint.py.
+    """Return the findings, errors first. What costs more than it need is found by lint/cost.py.
 
     trace: of the plan's example. wrapped: the plan was read from the model, which is wrapped.
     """

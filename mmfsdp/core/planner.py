@@ -1,6 +1,6 @@
 """Plan the units of a model for one policy, before any rank starts.
 
-`make_plan` of core/make_plan.py calls this, chooses the policies of AUTO, and predicts memory.
+`make_plan` of planning.py calls this, chooses the policies of AUTO, and predicts memory.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from -1 to 1, evenly spaced in int8. In nf4 the 16 levels are close to each othe
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -222,6 +223,18 @@ def quantize_model(model: nn.Module, fsdp: FSDPParams, progress: Progress = str)
         # The object stays, so that tied and registered references to it hold.
         module.__class__ = QuantizedAttention if isinstance(module, nn.MultiheadAttention) else QuantizedLinear
     return transposed
+
+
+def quantized_copy(model: nn.Module, fsdp: FSDPParams) -> nn.Module:
+    """Return the model as `quantize_model` makes it, without weights; itself if nothing is to be quantized."""
+    if fsdp.frozen_dtype is None or not fsdp.frozen_dtype.quantizes:
+        return model
+    memo: dict[int, Any] = {}  # deepcopy puts these in the place of the originals
+    for p in model.parameters():
+        memo[id(p)] = new_parameter(p.detach().to("meta"), like=p)
+    meta = copy.deepcopy(model, memo)
+    quantize_model(meta, fsdp)
+    return meta
 
 
 def check_versions(fsdp: FSDPParams) -> None:

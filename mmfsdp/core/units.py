@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil
 
 import torch
 from torch import nn
@@ -17,9 +16,8 @@ from .plan import ITEMSIZE, ROOT, Param, Unit, UnitKind
 from .quantize import count_weights, matrix_name
 from .recompute import recomputed_modules
 from .trace import Trace
+from .unit_bytes import with_bytes
 
-FSDP1_ALIGNMENT = 16
-"""Bytes to which FSDP1 aligns each parameter in its flat one with `use_orig_params` (torch's `_flat_param.py`)."""
 EMBEDDING_ENDINGS = ("latents", "embs", "embed", "embedding", "embeddings", "token", "query", "queries")
 """Endings of the names of learned embeddings and queries: weight decay is not for them."""
 
@@ -225,44 +223,6 @@ def _last_units(model: nn.Module, units: list[Modules], trace: Trace) -> set[Mod
         if unit != last and any(isinstance(module, (nn.ModuleList, nn.Sequential)) for module in around):
             layers_end = max(layers_end, trace.last_end(unit))
     return {unit for unit in units if unit == last or contains(unit, last) or trace.last_end(unit) > layers_end}
-
-
-def with_bytes(unit: Unit, fsdp: FSDPParams, shard: int) -> Unit:
-    """Return the unit with the bytes that each rank holds, gathers and reduces."""
-    if fsdp.effective_backend is Backend.FSDP1 and unit.sharded and unit.params:
-        return _with_flat_bytes(unit, fsdp, shard)
-    if not unit.sharded:
-        shard = 1
-    at_rest = unsharded = reduced = 0
-    for p in unit.params:
-        # FSDP2 shards the first dim of each parameter by itself, padded to the ranks.
-        numel = p.padded(shard)
-        at_rest += numel // shard * ITEMSIZE[p.dtype]
-        unsharded += numel * ITEMSIZE[unit.computed_dtype(p)]
-        # A sharded unit is reduced whole: a parameter without a gradient counts as zeros (same_parts.py).
-        if p.learns or (unit.sharded and p.trainable and any(other.learns for other in unit.params)):
-            # DDP and replicated units reduce in the dtype of the parameters.
-            reduced += numel * ITEMSIZE[fsdp.reduce_dtype.torch_name if unit.sharded else p.dtype]
-    return replace(unit, bytes_at_rest=at_rest, unsharded_bytes=unsharded, reduced_bytes=reduced)
-
-
-def _with_flat_bytes(unit: Unit, fsdp: FSDPParams, shard: int) -> Unit:
-    """Return an FSDP1 unit with the bytes of its one flat parameter, padded to the ranks."""
-    itemsize = at_rest = numel = 0
-    for p in unit.params:
-        itemsize = max(itemsize, ITEMSIZE[unit.computed_dtype(p)])
-        at_rest = max(at_rest, ITEMSIZE[p.dtype])
-    # With `use_orig_params`, each parameter in it is aligned.
-    alignment = 1 if fsdp.use_orig_params is False else FSDP1_ALIGNMENT // itemsize
-    for p in unit.params:
-        numel = ceil(numel / alignment) * alignment + p.numel
-    numel = ceil(numel / shard) * shard
-    reduced = 0
-    if any(p.learns for p in unit.params):
-        reduced = numel * ITEMSIZE[fsdp.reduce_dtype.torch_name]
-    return replace(
-        unit, bytes_at_rest=numel // shard * at_rest, unsharded_bytes=numel * itemsize, reduced_bytes=reduced
-    )
 
 
 def buffer_bytes(model: nn.Module, fsdp: FSDPParams) -> int:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from ..core.optimizer_states import optimizer_states
 from ..core.plan import Unit, WrapPlan
 from ..core.planner import Grouped, plan_units
+from ..core.unit_bytes import UnitBytesTable
 from ..params import FrozenPolicy, FSDPParams, ParamError, TrainParams
 from ..params.numbers import size
 from .memory import step_walk, with_gathers
+from .recordings import Recordings
 from .timeline import step_timeline
-from .unit_bytes import UnitBytesTable
-
-if TYPE_CHECKING:
-    from .recordings import Recordings
 
 
 def choose_policies(

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..core.plan import WrapPlan
+from ..core.plan import WITHOUT_LOSS, WrapPlan
 from ..params import Device, TrainParams
 from ..params.numbers import size
+from .memory import Memory, memory_at_rest, memory_on_host, step_walk
 from .wire import CollectiveCount, collectives
-
-if TYPE_CHECKING:
-    from .memory import Memory
-
 
 ON_A_GPU = (
     "a GPU needs more: about 1.5 GB for CUDA's context and NCCL, 32 to 96 MiB for cuBLAS, cuDNN's workspace, and what "
     "the allocator loses to gaps, 12 to 24 % in published runs"
-)
-WITHOUT_LOSS = (
-    "the example's forward returns no loss: FLOPs and peak are those of a backward from the sum of its outputs, "
-    "without the loss itself. If the model computes the loss, give the example labels"
 )
 
 
@@ -124,8 +117,6 @@ def estimate(plan: WrapPlan, train: TrainParams | None = None, *, sources: int =
     Returns:
         Memory by item and traffic by collective, in bytes. Print it for a table.
     """
-    from .memory import memory_at_rest, memory_on_host, step_walk  # imports torch
-
     train = train or TrainParams()
     memory, peak, host = memory_at_rest(plan), None, memory_on_host(plan, train)
     if plan.memory_events:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ..core.plan import Unit, WrapPlan
+from ..core.unit_bytes import UnitBytesTable
 from ..params import Backend, BackwardPrefetch, Device, TrainParams
-from .unit_bytes import UnitBytesTable
 
 MAX_MICRO_STEPS = 3
 """That a walk passes: those between the first and the last are alike."""

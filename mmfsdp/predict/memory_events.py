@@ -6,7 +6,6 @@ parameters, which have shapes and no storage. Hooks stand where the wrapper will
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -23,16 +22,15 @@ from torch.utils.checkpoint import CheckpointError
 
 from ..core.fake_tensors import ASK_DEVICE, CPU, RealValues, aten, copy_inputs, fake_mode, fake_model, tensors_of
 from ..core.micro_batch import is_scalar_loss, loss_of
-from ..core.parameters import new_parameter
 from ..core.plan import MemoryEvent, Unit, UnitKind, WrapPlan
 from ..core.precision import cast_inputs
-from ..core.quantize import quantize_model
+from ..core.quantize import quantized_copy
 from ..core.recompute import checkpoint_activations, in_backward
-from ..core.units import torch_dtype, with_bytes
-from ..params import Backend, FSDPParams, ParamError
-from .cost_lint import loss_in_pieces_of_torch, without_gradient
+from ..core.unit_bytes import gradient_params, with_bytes
+from ..core.units import torch_dtype
+from ..lint.cost import loss_in_pieces_of_torch, without_gradient
+from ..params import Backend, ParamError
 from .memory import with_gathers
-from .unit_bytes import gradient_params
 from .work import Work, WorkCounter
 
 TORCHS_LOSS = "torch_nn::_linear_cross_entropy"
@@ -347,15 +345,3 @@ class CallAfterBackward(torch.autograd.Function):
         """Call back, and pass the gradients on."""
         ctx.call()
         return None, *gradients
-
-
-def quantized_copy(model: nn.Module, fsdp: FSDPParams) -> nn.Module:
-    """Return the model as `quantize_model` makes it, without weights; itself if nothing is to be quantized."""
-    if fsdp.frozen_dtype is None or not fsdp.frozen_dtype.quantizes:
-        return model
-    memo: dict[int, Any] = {}  # deepcopy puts these in the place of the originals
-    for p in model.parameters():
-        memo[id(p)] = new_parameter(p.detach().to("meta"), like=p)
-    meta = copy.deepcopy(model, memo)
-    quantize_model(meta, fsdp)
-    return meta

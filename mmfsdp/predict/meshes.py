@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..core.plan import WrapPlan
+from ..core.unit_bytes import with_bytes
 from ..params import Backend, ParamError, ShardingStrategy, TrainParams
 from ..params.numbers import size
 from .items import Estimate, estimate
@@ -59,8 +60,6 @@ def meshes(
 
 def on_mesh(plan: WrapPlan, replicate: int, shard: int) -> WrapPlan:
     """Return the plan with the same units on other axes of the mesh."""
-    from ..core.units import with_bytes  # imports torch
-
     zero2 = plan.fsdp.sharding_strategy in (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.HYBRID_SHARD_ZERO2)
     if replicate > 1:
         strategy = ShardingStrategy.HYBRID_SHARD_ZERO2 if zero2 else ShardingStrategy.HYBRID_SHARD

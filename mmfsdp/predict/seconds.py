@@ -16,6 +16,7 @@ from ..core.plan import ITEMSIZE, WrapPlan
 from ..params import Backend, ParamError, RunParams, TrainParams
 from ..params.numbers import WIDTH
 from .machines import Machine, machine_of
+from .memory import memory_at_rest
 from .wire import CollectiveCount, collectives
 
 
@@ -91,8 +92,6 @@ def step_time(
     Else the operations that were counted in the plan's example. machine: one of MACHINES, or its figures. Raises
     ParamError for other names, and where both tokens and example are missing.
     """
-    from .memory import memory_at_rest  # imports torch
-
     machine = machine_of(machine) if isinstance(machine, str) else machine
     train = train or TrainParams()
     micro_steps = train.accumulation * sources

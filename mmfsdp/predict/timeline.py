@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..core.plan import Unit, UnitKind, WrapPlan, ring_bytes
+from ..core.unit_bytes import trained_bytes
 from ..params import TrainParams
 from .memory import MAX_MICRO_STEPS, StepWalk, step_walk
-from .unit_bytes import trained_bytes
 
 
 class Moment(NamedTuple):

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import nn
 
-from ..core.make_plan import make_plan
 from ..core.plan import WrapPlan
+from ..core.quantize import quantized_copy
 from ..data import open_sources
 from ..data.chat import NO_SYSTEM, SEVERAL_TURNS
 from ..data.processor import SampleProcessor
@@ -30,8 +30,9 @@ from ..params.own import load_own, module_of
 from ..params.own_modules import OwnSources, own_sources
 from ..params.run import with_cluster
 from ..params.variables import with_variables
+from ..planning import make_plan
 from ..predict import Estimate, estimate
-from ..predict.memory_events import quantized_copy, with_memory_events, with_recording
+from ..predict.memory_events import with_memory_events, with_recording
 from ..predict.recordings import Recordings
 from ..run.own_code import sources_of
 from ..run.placement import with_ranks

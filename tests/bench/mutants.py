@@ -75,7 +75,7 @@ REAL_TESTS = {
     "mmfsdp/core/inference.py": ["tests/core/test_own_loop.py", "tests/core/test_wrap.py"],
     "mmfsdp/core/int8.py": ["tests/core/test_quantize.py", "tests/core/test_wrap.py"],
     "mmfsdp/core/lint.py": ["tests/core/test_wrap.py", "tests/core/test_random_trees.py"],
-    "mmfsdp/core/make_plan.py": ["tests/core/test_wrap.py"],
+    "mmfsdp/core/unit_bytes.py": ["tests/predict/test_predicted_equals_measured.py"],
     "mmfsdp/core/micro_batch.py": ["tests/core/test_several_sources.py", "tests/core/test_own_loop.py"],
     "mmfsdp/core/model_record.py": ["tests/core/test_own_loop.py"],
     "mmfsdp/core/names.py": ["tests/core/test_wrap.py"],

@@ -19,13 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmfsdp.bench.bench_models import random_batch, random_model
 from mmfsdp.bench.spawn_ranks import on_ranks
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.data.batch import Batch
 from mmfsdp.models import TokenIds
 from mmfsdp.params import BackboneParams, FSDPParams, ModelKind, ModelParams, ParamError, TrainParams
+from mmfsdp.planning import make_plan
 from mmfsdp.predict import Estimate, estimate
 from mmfsdp.train.cpu_memory import cpu_memory
 from mmfsdp.train.evaluate import HeldOut

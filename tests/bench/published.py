@@ -14,9 +14,9 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.params import FSDPParams, TrainParams
+from mmfsdp.planning import make_plan
 from mmfsdp.predict import Times, estimate, machine_of, step_time
 
 ROOT = Path(__file__).parent.parent.parent

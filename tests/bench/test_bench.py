@@ -17,11 +17,11 @@ from mmfsdp.bench import bench_models, spawn_ranks
 from mmfsdp.bench.bench_models import COMPARED, CORNSTARCH, IN_HEAD, METHODS, OPENFLAMINGO, OURS, random_model
 from mmfsdp.bench.bench_step import LARGE, batch_for, bench_step, table
 from mmfsdp.cli import main
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.token_loss import computes_loss_in_head
 from mmfsdp.models.kinds import kind_of
 from mmfsdp.models.loss_in_head import loss_in_head
 from mmfsdp.params import FSDPParams, ParamError, load
+from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate
 from mmfsdp.predict.memory_events import record_memory
 from mmfsdp.train.prepare import _kept_model

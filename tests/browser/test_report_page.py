@@ -8,8 +8,8 @@ from lab import chromium, serious_findings, shot, smallest_text
 from playwright.sync_api import expect
 from torch import nn
 
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.params import FSDPParams, RunParams, TrainParams
+from mmfsdp.planning import make_plan
 from mmfsdp.predict.timeline import step_timeline
 from mmfsdp.run.folder import read_json, write_json
 from mmfsdp.run.state import RankProgress

@@ -22,11 +22,11 @@ from torch.distributed.fsdp.wrap import CustomPolicy, transformer_auto_wrap_poli
 from torch.nn.parallel import DistributedDataParallel
 
 from mmfsdp.compat.describe import describe
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.step import train_step
 from mmfsdp.models.cross_attention import FlamingoLayer
 from mmfsdp.params import FSDPParams, TrainParams
+from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate
 from mmfsdp.train.meters import Collectives
 from mmfsdp.train.optimizer import build_optimizer

@@ -18,12 +18,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from mmfsdp.core.inference import keep_gathered
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.step import check_step, train_step
 from mmfsdp.core.weights import take_weights
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
+from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate
 from mmfsdp.train.meters import Collectives, register_counting_kernels
 from mmfsdp.train.optimizer import build_optimizer, build_scaler

@@ -10,9 +10,9 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import register_fsdp_forward_method
 
-from mmfsdp.core.make_plan import make_plan, wrap_fsdp
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.params import FSDPParams, ParamError
+from mmfsdp.planning import make_plan, wrap_fsdp
 from mmfsdp.train.cpu_memory import cpu_memory
 from tests.parity import whole
 

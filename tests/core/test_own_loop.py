@@ -22,11 +22,11 @@ from torch.optim import SGD
 
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.inference import keep_gathered
-from mmfsdp.core.make_plan import wrap_fsdp
 from mmfsdp.core.model_record import plan_of
 from mmfsdp.core.names import plain_name
 from mmfsdp.core.step import train_step
 from mmfsdp.params import FSDPParams, ParamError
+from mmfsdp.planning import wrap_fsdp
 from mmfsdp.train.meters import Collectives
 from tests import pages
 

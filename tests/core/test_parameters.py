@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.optim import SGD
 
-from mmfsdp.core.make_plan import make_plan, wrap_fsdp
 from mmfsdp.core.parameters import new_parameter
 from mmfsdp.core.step import train_step
 from mmfsdp.params import FSDPParams
+from mmfsdp.planning import make_plan, wrap_fsdp
 
 RANKS = 2
 WAYS = {

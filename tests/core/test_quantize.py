@@ -18,12 +18,12 @@ from transformers.pytorch_utils import Conv1D
 from mmfsdp.core import int8, nf4
 from mmfsdp.core import quantize as q
 from mmfsdp.core.fake_tensors import fake_mode
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.trace import trace
 from mmfsdp.core.weights import QuantizedWeights
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.models import build_language
 from mmfsdp.params import BackboneParams, FrozenDtype, FSDPParams, ParamError
+from mmfsdp.planning import make_plan
 from tests.processes import in_fresh_python
 from tests.ranks import fake_group
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mmfsdp.core.gradient_sync import gradient_sync
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
+from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate
 from mmfsdp.train.meters import Collectives
 from tests.parity import bytes_held, wire

@@ -16,10 +16,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from mmfsdp.compat.describe import describe
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.quantize import quantize_model
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.params import FSDPParams, TrainParams
+from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate
 from mmfsdp.train.meters import Collectives
 from tests import families

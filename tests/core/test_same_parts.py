@@ -12,10 +12,10 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from mmfsdp.core.make_plan import wrap_fsdp
 from mmfsdp.core.same_parts import STEPS_AHEAD, PartsWatch, UsedParts, balanced, difference, digest
 from mmfsdp.core.step import train_step
 from mmfsdp.params import FSDPParams, ParamError
+from mmfsdp.planning import wrap_fsdp
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the batch has no labels")
 STEPS = 3

@@ -12,13 +12,13 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from mmfsdp.core.freeze import freeze
-from mmfsdp.core.make_plan import make_plan, wrap_fsdp
 from mmfsdp.core.model_record import plan_of
 from mmfsdp.core.quantize import quantize_model
 from mmfsdp.core.step import train_step
 from mmfsdp.core.weights import take_weights
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
+from mmfsdp.planning import make_plan, wrap_fsdp
 from mmfsdp.predict import estimate
 from mmfsdp.train.meters import Collectives
 from mmfsdp.train.optimizer import build_optimizer, build_scaler

@@ -10,10 +10,10 @@ from torch import nn
 from torch.optim import SGD
 
 from mmfsdp.core.freeze import freeze, train_mode
-from mmfsdp.core.make_plan import wrap_fsdp
 from mmfsdp.core.step import train_step
 from mmfsdp.core.written_state import watch_state
 from mmfsdp.params import FSDPParams, ParamError
+from mmfsdp.planning import wrap_fsdp
 
 WAYS = {
     "SHARD": {"frozen_policy": "SHARD"},

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 import mmfsdp
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.hangs import rank_server
 from mmfsdp.hangs.entered import MAX_ENTRIES, Entry, RankRecord, kind_of, parse
 from mmfsdp.hangs.find import (
@@ -30,6 +29,7 @@ from mmfsdp.hangs.rank_server import ask, ask_lists, ranks_in, serve, socket_fol
 from mmfsdp.hangs.stacks import Frame, crash, main_stack, own_frame, short_stacks, waits_for_workers
 from mmfsdp.hangs.words import NO_ORDER, hang_words, ranks_words
 from mmfsdp.params import TrainParams
+from mmfsdp.planning import make_plan
 from tests.mutated import cases
 from tests.processes import in_fresh_python
 from tests.tiny import tiny_batch, tiny_flamingo

@@ -10,12 +10,12 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from mmfsdp.core.freeze import freeze
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.data import Sample
 from mmfsdp.models import TokenIds, build_language
 from mmfsdp.models.build import build_model
 from mmfsdp.models.generated import generated_folder
 from mmfsdp.params import GENERATED, RECIPES, BackboneParams, ModelParams, ParamError, load
+from mmfsdp.planning import make_plan
 from mmfsdp.train.evaluate import captions
 from tests import tiny_run
 

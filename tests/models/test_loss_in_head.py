@@ -11,7 +11,6 @@ from mmfsdp import estimate
 from mmfsdp.bench.bench_models import random_batch
 from mmfsdp.core import token_loss
 from mmfsdp.core.freeze import freeze
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.micro_batch import IGNORED_LABEL
 from mmfsdp.core.token_loss import LossLinear, computes_loss_in_head, loss_positions
 from mmfsdp.data.batch import Batch
@@ -19,6 +18,7 @@ from mmfsdp.models import MultimodalModel, TokenIds, build_language, build_visio
 from mmfsdp.models.build import build_model
 from mmfsdp.models.loss_in_head import loss_in_head
 from mmfsdp.params import BackboneParams, FSDPParams, ModelParams, TrainParams
+from mmfsdp.planning import make_plan
 from tests import families
 from tests.bench.peaks import LANGUAGE as PEAKS_LANGUAGE
 from tests.bench.peaks import VISION as PEAKS_VISION

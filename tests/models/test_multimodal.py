@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from mmfsdp.core.freeze import freeze
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.models import ModalEncoder, MultimodalModel, build_language, build_vision
 from mmfsdp.models.backbones import add_lora
 from mmfsdp.params import BackboneParams, FSDPParams
+from mmfsdp.planning import make_plan
 from tests.models.conftest import greedy
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}

@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.data import Sample
 from mmfsdp.data.batch import QUESTION
 from mmfsdp.models.build import freeze_model, open_model
 from mmfsdp.params import FSDPParams, ModelParams
+from mmfsdp.planning import make_plan
 from tests.models.test_from_transformers import ONE, TEXT, TURNS
 from tests.parity import two_steps
 from tests.ranks import on_ranks

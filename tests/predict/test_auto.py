@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from mmfsdp.core.freeze import freeze
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.params import AutoWrapPolicy, FrozenPolicy, FSDPParams, ParamError, TrainParams
+from mmfsdp.planning import make_plan
 from mmfsdp.predict.auto import PolicySearch
 from mmfsdp.predict.memory import step_walk
 

@@ -10,10 +10,10 @@ from torch import nn
 
 from mmfsdp.cli import main
 from mmfsdp.core.freeze import freeze
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.params import FSDPParams, TrainParams, load
 from mmfsdp.params.numbers import size
+from mmfsdp.planning import make_plan
 from mmfsdp.predict import (
     MACHINES,
     Estimate,

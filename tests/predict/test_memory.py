@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from mmfsdp.core.fake_tensors import fake_mode, fake_model, fake_tensor
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
+from mmfsdp.planning import make_plan
 from mmfsdp.predict.memory import memory_at_rest, step_walk
 from mmfsdp.predict.memory_events import record_memory
 from tests.bench.peaks import Case

@@ -13,8 +13,7 @@ from torch.optim import SGD
 from transformers.modeling_outputs import CausalLMOutput
 
 from mmfsdp import FSDPParams, TrainParams, estimate, make_plan, train_step
-from mmfsdp.core.plan import WrapPlan
-from mmfsdp.predict.plan_table import plan_table
+from mmfsdp.core.plan import WrapPlan, plan_table
 
 WIDTH, CLASSES = 16, 200
 

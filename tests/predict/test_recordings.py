@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.params import FSDPParams, TrainParams, load
+from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate, recordings
 from mmfsdp.predict.recordings import NOT_RECORDED, Recordings
 from mmfsdp.train import prepare

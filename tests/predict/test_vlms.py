@@ -11,9 +11,9 @@ import pytest
 import torch.distributed as dist
 from torch import nn
 
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.params import FSDPParams, TrainParams
+from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate
 from tests.bench.peaks import measure_plans
 from tests.families import FAMILIES, Inputs, build, thirds

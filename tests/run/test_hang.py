@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.params import FSDPParams, RunParams
+from mmfsdp.planning import make_plan
 from mmfsdp.run import hang
 from mmfsdp.run.folder import read_heartbeat
 from mmfsdp.run.hang import HangDetector, Heartbeat

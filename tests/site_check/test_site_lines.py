@@ -6,10 +6,10 @@ import pytest
 from torch import nn
 
 from mmfsdp.checks.lines import Line
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.plan import ring_bytes
 from mmfsdp.params import FSDPParams, ParamError, RunParams
 from mmfsdp.params.run import read_cluster
+from mmfsdp.planning import make_plan
 from mmfsdp.predict import machine_of_run
 from mmfsdp.predict.seconds import _sent as sent_seconds
 from mmfsdp.predict.wire import CollectiveCount

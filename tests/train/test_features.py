@@ -11,10 +11,10 @@ import torch.distributed as dist
 from ranks import on_ranks
 from tiny import MODEL, tiny_batch, tiny_flamingo
 
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.params import DataParams, FSDPParams, ParamError, RunParams, TrainParams
+from mmfsdp.planning import make_plan
 from mmfsdp.train.evaluate import HeldOut
 from mmfsdp.train.features import FeatureCache, fingerprint
 from mmfsdp.train.optimizer import build_optimizer

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.params import FSDPParams, TrainParams, load
+from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate
 from mmfsdp.predict.recordings import Recordings
 from mmfsdp.predict.timeline import step_timeline

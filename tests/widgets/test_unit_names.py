@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from mmfsdp.core.make_plan import make_plan
 from mmfsdp.params import FSDPParams
+from mmfsdp.planning import make_plan
 from mmfsdp.widgets.plan_pictures import plan_pictures
 from mmfsdp.widgets.unit_boxes import unit_boxes
 from mmfsdp.widgets.unit_names import part_names, unit_names

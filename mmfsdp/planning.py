@@ -12,13 +12,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..params import Device, FrozenPolicy, FSDPParams, ParamError, TrainParams
-from .collectives import rank
-from .lint import lint
-from .optimizer_states import optimizer_states
-from .plan import WrapPlan
-from .planner import mesh_shape, plan_units
-from .wrap import apply_plan
+from .core.collectives import rank
+from .core.lint import lint
+from .core.optimizer_states import optimizer_states
+from .core.plan import WrapPlan
+from .core.planner import mesh_shape, plan_units
+from .core.quantize import quantized_copy
+from .core.wrap import apply_plan
+from .lint.cost import lint_cost
+from .params import Device, FrozenPolicy, FSDPParams, ParamError, TrainParams
+from .predict.auto import choose_policies
+from .predict.memory_events import with_recording
+from .predict.recordings import Recordings
 
 
 def make_plan(
@@ -28,7 +33,7 @@ def make_plan(
     world_size: int,
     example: dict[str, Any] | None = None,
     train: TrainParams | None = None,
-    recordings: Any = None,
+    recordings: Recordings | None = None,
 ) -> WrapPlan:
     """Plan how a model will be wrapped. Needs no process group and no weights.
 
@@ -55,11 +60,6 @@ def make_plan(
         ParamError: If this model or number of ranks does not allow one of `params`.
         ValueError: If the model does not take the example.
     """
-    from ..predict.auto import choose_policies
-    from ..predict.cost_lint import lint_cost
-    from ..predict.memory_events import quantized_copy, with_recording
-    from ..predict.recordings import Recordings
-
     params, train, recordings = params or FSDPParams(), train or TrainParams(), recordings or Recordings()
     # These raise before the model is traced, which takes longest.
     mesh_shape(params, world_size)
