@@ -193,7 +193,8 @@ class MemoryEvent(NamedTuple):
 
     event: str
     """pre_forward, post_forward, pre_backward or post_backward of a unit; no_gradient after a backward that gave it no
-    gradients; or end, of all of backward."""
+    gradients; free_reduce_input before the end of such a backward, where torch frees the input of the last
+    reduce-scatter then; or end, of all of backward."""
     unit: int
     """The unit's order."""
     peak: int

@@ -243,7 +243,7 @@ class StepWalk:
         self.finished.clear()
         for event in self.plan.memory_events:
             unit = self.plan.units[event.unit]
-            if event.event in ("pre_backward", "post_backward", "end"):
+            if event.event not in ("pre_forward", "post_forward"):
                 self.phase = "backward"
             self.order = unit.order
             self.events += 1
@@ -266,6 +266,8 @@ class StepWalk:
                     self.post_backward(unit)
                 case "no_gradient":
                     self.no_gradient(unit)
+                case "free_reduce_input":
+                    self.free_reduce_input(unit)
                 case "end":
                     self.end()
             if self.limit is not None and self.peak_bytes > self.limit:
@@ -378,6 +380,11 @@ class StepWalk:
         else:
             self.reshard(unit)
 
+    def free_reduce_input(self, unit: Unit) -> None:
+        """Free the input of the last reduce-scatter when a sharded unit without gradients ends its backward."""
+        if self.last and unit.sharded:
+            self.reduce_input = 0
+
     def reduce(self, unit: Unit, computed: int, earlier: int) -> None:
         """Reduce-scatter gradients: bytes that this micro-step's backward computed, and of earlier ones."""
         if self.recorder:
@@ -394,8 +401,8 @@ class StepWalk:
             self.reduced[unit.order] = reduced
             self.compare(computed + earlier + self.table.of(unit).cast_gradient + gloo_copy)
             return
-        # FSDP2 copies the gradients to one input and frees them; the input stays until the next reduce-scatter
-        # (_fsdp_collectives.py, foreach_reduce; _fsdp_param_group.py, post_backward).
+        # FSDP2 copies the gradients to one input and frees them; the input stays until the next reduce-scatter, or the
+        # event `free_reduce_input` (_fsdp_collectives.py, foreach_reduce; _fsdp_param_group.py, post_backward).
         self.reduce_input = unit.reduced_bytes
         self.compare()
         if not earlier:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPCommContext
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointError
@@ -167,6 +168,7 @@ class MemoryRecorder(TorchDispatchMode):
         self.modules_to_run: dict[int, set[str]] = {}  # of units in forward
         self.in_backward: dict[int, bool] = {}  # False once its backward is over
         self.without_gradient: set[int] = set()
+        self.frees_reduce_input = plan.backend is Backend.FSDP2 and every_backward_frees_reduce_input()
         # FSDP1: units whose backward ends with the last of their gradients.
         self.end_with_gradients: set[int] = set()
         for unit in plan.units:
@@ -309,6 +311,8 @@ class MemoryRecorder(TorchDispatchMode):
         if is_over or (without_gradient and self.plan.backend is Backend.FSDP1):
             return
         self.in_backward[order] = False
+        if self.frees_reduce_input and self.plan.units[order].params and (without_gradient or not params):
+            self.note("free_reduce_input", order)
         if without_gradient:
             self.without_gradient.add(order)
             self.note("no_gradient", order)
@@ -329,6 +333,15 @@ class MemoryRecorder(TorchDispatchMode):
         for event in list(self.events):  # a copy: post_backward adds events
             self.post_backward(event.unit)
         self.note("end", 0)
+
+
+def every_backward_frees_reduce_input() -> bool:
+    """Return whether an FSDP2 unit without gradients frees the input of the last reduce-scatter when its backward ends.
+
+    In torch 2.14 it does (_fsdp_param_group.py, post_backward). torch 2.11 keeps the input, its only
+    `reduce_scatter_state`, until the next reduce-scatter.
+    """
+    return "reduce_scatter_states" in FSDPCommContext.lazy_init.__code__.co_names
 
 
 class CallAfterBackward(torch.autograd.Function):

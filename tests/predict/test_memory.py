@@ -10,6 +10,7 @@ from mmfsdp.core.fake_tensors import fake_mode, fake_model, fake_tensor
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.planning import make_plan
+from mmfsdp.predict import memory_events
 from mmfsdp.predict.memory import memory_at_rest, step_walk
 from mmfsdp.predict.memory_events import record_memory
 from tests.bench.peaks import Case
@@ -132,6 +133,31 @@ def test_at_events_of_replicated_layers_nothing_is_gathered_and_the_peak_is_as_w
         assert walk.peak.bytes == without.peak.bytes and walk.gathers == without.gathers
         assert walk.without_activations.bytes == without.without_activations.bytes
         assert {plan.units[order].name for _, order in walk.gathers} == {"0.0", "2.0"}
+
+
+class ReduceInputs:
+    """Notes the bytes of an earlier reduce-scatter's input that are held when one begins."""
+
+    def __init__(self):
+        self.held = []
+
+    def note_memory(self, walk, held):
+        pass
+
+    def note_collective(self, walk, kind, unit):
+        if kind == "reduce-scatter":
+            self.held.append(walk.reduce_input)
+
+
+@pytest.mark.parametrize("frees", [True, False])
+def test_a_frozen_layer_frees_the_input_of_the_last_reduction_where_torch_does(frees, monkeypatch):
+    monkeypatch.setattr(memory_events, "every_backward_frees_reduce_input", lambda: frees)
+    for frozen_policy in ("SHARD", "REPLICATE"):
+        plan = planned(layers(True, False, True), frozen_policy=frozen_policy)
+        inputs = ReduceInputs()
+        step_walk(plan, TrainParams(accumulation=2), recorder=inputs)
+        is_freed = frees and frozen_policy == "SHARD"  # FSDP2 has no parameters of a replicated layer
+        assert inputs.held == [0, 0 if is_freed else 4 * WIDTH**2]
 
 
 def test_a_language_model_with_its_embedding_is_not_checkpointed_as_a_whole():
