@@ -16,9 +16,13 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ..core.model_record import plan_of
+from ..core.reshard import reshard
+from ..params import ParamError
+from ..params.base import did_you_mean
 
 Tensors = dict[str, Any]
 """Tensors by name: DTensors of FSDP's shards, plain tensors of what every rank holds."""
@@ -39,6 +43,22 @@ def model_tensors(model: nn.Module, *, also: Collection[str] = ()) -> Tensors:
         return {n: t for n, t in tensors.items() if n not in plan.by_name or plan.by_name[n].name == n}
     first_names = {name for name, _ in [*model.named_parameters(), *model.named_buffers()]}
     return {n: t for n, t in tensors.items() if n in first_names}
+
+
+def read_parameter(model: nn.Module, name: str) -> torch.Tensor:
+    """Return a copy of a whole parameter or buffer of a wrapped model. Every rank must call it, with the same name.
+
+    name: before wrapping. Raises ParamError for a name that the model does not have.
+    """
+    reshard(model)
+    plan = plan_of(model)
+    if plan is not None and name in plan.by_name:
+        name = plan.by_name[name].name  # of a tied parameter, the first
+    tensors = model_tensors(model, also=(name,))
+    if name not in tensors:
+        raise ParamError("name", f"the model has no parameter {name!r}{did_you_mean(name, tensors)}")
+    tensor = tensors[name].detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
 
 
 def set_model_tensors(model: nn.Module, tensors: Tensors) -> None:

@@ -36,6 +36,8 @@ def trial_params(params: RunParams, folder: Path) -> RunParams:
         "train.profile": 0,
         "train.eval_every": None,
         "train.keep_best": None,
+        "train.patience": None,
+        "train.min_delta": 0.0,
         "train.metrics": [],
         "train.callbacks": [],
         "train.trackers": [],

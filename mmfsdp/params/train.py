@@ -85,6 +85,13 @@ class TrainParams(Params):
     """Score whose best checkpoint is kept beside keep_last and marked: the name of one of `metrics`' scores, with a
     minus if lower is better; -heldout_loss for the held-out loss. Default unset: none."""
 
+    patience: int | None = Field(None, ge=1)
+    """Evaluations in a row without a better score of keep_best after which the run ends (early stop); a count. Default
+    unset: never."""
+
+    min_delta: float = Field(0.0, ge=0)
+    """Change of the score of keep_best that patience takes for better; in its units. Default 0."""
+
     profile: int = Field(0, ge=0)
     """Steps that torch's profiler records, after two: a trace of each rank that opens in Perfetto, and in the report
     how long training waits for communication; a count. Default 0: none."""
@@ -109,10 +116,19 @@ class TrainParams(Params):
         """Return the name of the score in keep_best, without its sign; empty if there is none."""
         return (self.keep_best or "").removeprefix("-")
 
+    @property
+    def best_sign(self) -> int:
+        """Return 1 if a higher score of keep_best is better, and -1 if a lower one is."""
+        return -1 if (self.keep_best or "").startswith("-") else 1
+
     @model_validator(mode="after")
     def _check_scores(self) -> Self:
         if self.metrics and self.eval_every is None:
             raise ParamError("metrics", f"{list(map(path_of, self.metrics))} needs eval_every; set it")
+        if self.patience is not None and self.keep_best is None:
+            raise ParamError("patience", f"{self.patience} needs the score that it watches; set keep_best")
+        if self.min_delta and self.patience is None:
+            raise ParamError("min_delta", f"{self.min_delta:g} has no effect without patience; set it, or remove this")
         if self.keep_best is None:
             return self
         if self.eval_every is None:

@@ -55,7 +55,7 @@ Types = Mapping[str, type | tuple[type, ...]]
 
 CALLERS_BYTES = 20_000
 """Bytes that the frames which lead to a rank's call may take in its log."""
-EVENT_KINDS = ("saved", "drill", "preempted", "requeued", "resumed", "failed")
+EVENT_KINDS = ("saved", "drill", "preempted", "requeued", "resumed", "stopped", "failed")
 
 
 def open_own(path: PathLike, mode: str) -> IO[bytes]:
@@ -333,6 +333,7 @@ RESULT_TYPES: Types = {
     "skipped": dict,
     "captions": list,
     "no_captions": str,
+    "stopped": str,
     "scores": dict,
     "best": dict,
 }

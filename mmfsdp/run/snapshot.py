@@ -23,9 +23,10 @@ from .folder import (
     read_file,
     read_heartbeat,
     read_metrics,
+    read_result,
 )
 from .local import is_here, is_supervised
-from .record import JOB_NUMBER, RunRecord, RunState, rank_status, state_of_values, status_values
+from .record import JOB_NUMBER, MAX_REASON, RunRecord, RunState, rank_status, state_of_values, status_values
 
 T = TypeVar("T")
 
@@ -74,6 +75,12 @@ class Snapshot:
     def cancelled(self) -> bool:
         """True if somebody has asked for its end."""
         return (self.folder / "cancel").exists()
+
+    @cached_property
+    def stopped(self) -> str:
+        """Why a callback has ended the training before its last step; empty if none has, or if it goes on."""
+        _ = self.values
+        return str(read_result(self.folder).get("stopped", ""))[:MAX_REASON]
 
     @cached_property
     def job(self) -> str | None:

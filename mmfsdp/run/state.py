@@ -15,7 +15,7 @@ from .folder import PathLike, Row, best_words
 from .local import file_age
 from .local_state import local_state
 from .player import replay_state
-from .reasons import NEVER_LAUNCHED, NO_RECORD
+from .reasons import NEVER_LAUNCHED, NO_RECORD, Reason
 from .record import REPLAY, RunRecord, RunState, Status, because, replay_words
 from .slurm_state import slurm_state
 from .snapshot import Snapshot, look_at
@@ -57,6 +57,8 @@ def run_state(run: PathLike | Snapshot) -> RunState:
     state = replace(state, step=step, steps=record.steps, not_finite=not_finite(rows), replay_of=record.replay_of)
     if state.done and state.status is not Status.COMPLETED:
         return state  # its own reason says more
+    if state.done and not state.why:
+        state = replace(state, why=Reason(look.stopped))
     words = skipped_steps(rows)
     if not words or not (state.done or state.not_finite):
         return state

@@ -5,7 +5,7 @@ A new one is a class in a file of its own and a line in CALLBACKS.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from ..checkpoint.gather import gather_json
+from ..checkpoint.plain import from_json, to_json
 from ..core.plan import WrapPlan
 from ..data.batch import Batch
 from ..params.enums import imported
 from ..run.hang import Heartbeat
+from ..run.preempt import preemption_requested
 from .handed_plan import RunPlan
 from .train_state import TrainSetup, TrainState
 
@@ -35,6 +38,7 @@ CALLBACKS = {
     "held-out loss": "mmfsdp.train.evaluate:training_held_out",
     "learning rates": "mmfsdp.train.step_rows:training_rates",
     "scores": "mmfsdp.train.metrics:training_scores",
+    "early stop": "mmfsdp.train.early_stop:training_early_stop",
     "metrics": "mmfsdp.train.step_rows:MetricsFile",
     "log": "mmfsdp.train.step_rows:StepLog",
     "skipped steps": "mmfsdp.train.step_rows:SkippedSteps",
@@ -83,6 +87,16 @@ class Callback:
     def on_train_end(self, result: dict[str, Any]) -> None:
         """Add to what goes into result.json, after the last step."""
 
+    def state_dict(self) -> Any:
+        """Return what a resume needs, for the checkpoint: numbers, texts, lists, dicts, small tensors; None if nothing.
+
+        Each rank keeps its own. On another number of ranks, all get the state of rank 0.
+        """
+        return None
+
+    def load_state_dict(self, state: Any) -> None:
+        """Take a state of the checkpoint that the run resumes from, before `on_train_begin`."""
+
     def close(self) -> None:
         """Release what is held, also after an error."""
 
@@ -103,12 +117,17 @@ class Training:
     """The feature cache (features.py), opened before the model was wrapped."""
     preempted: bool = False
     """A rank was asked to stop. All ranks learn it in the same step."""
+    stop_asked: str = ""
+    """Why a callback of this rank wants the run to end, with its name; the other ranks do not know it yet."""
+    stopped: str = ""
+    """Why the run ends before its last step; empty if it does not. All ranks learn it in the same step."""
     profiled: bool = False
     """The next step is recorded by the profiler, so nothing else should run before it."""
     callbacks: Callbacks = field(init=False)
 
     def __post_init__(self) -> None:
-        self.callbacks = Callbacks([make(self) for make in map(imported, CALLBACKS.values())])
+        self.callbacks = Callbacks({name: imported(path)(self) for name, path in CALLBACKS.items()})
+        self.callbacks.load_state_dicts(self.state.of_callbacks)
 
     @property
     def plan(self) -> WrapPlan:
@@ -118,15 +137,38 @@ class Training:
     @property
     def ends(self) -> bool:
         """The last step is done, or the last one before a preemption."""
-        return self.preempted or self.state.step >= self.setup.params.train.steps
+        return self.preempted or self.is_last(self.state.step)
+
+    def is_last(self, step: int) -> bool:
+        """Return True if the training ends with this step, and not only for a preemption."""
+        if self.stopped:
+            return step == self.state.step
+        return step >= self.setup.params.train.steps
+
+    def wants_to_stop(self) -> bool:
+        """Return True if this rank votes to stop: a signal or a callback has asked for it."""
+        return preemption_requested() or bool(self.stop_asked)
+
+    def count_votes(self) -> None:
+        """Learn why ranks have voted to stop. Every rank must call it.
+
+        A callback's wish goes before a preemption: a run that is to end need not be started again.
+        """
+        reasons = list(filter(None, gather_json(self.stop_asked)))
+        if reasons:
+            self.stopped = f"stopped by {reasons[0]}"
+        else:
+            self.preempted = True
 
 
 class Callbacks:
     """Calls all callbacks, in their order."""
 
-    def __init__(self, callbacks: Sequence[Callback | None]) -> None:
+    def __init__(self, callbacks: Mapping[str, Callback | None]) -> None:
+        """callbacks: by name; None for one that is not asked for."""
         rank = dist.get_rank()
-        self._all = [each for each in callbacks if each and not (each.rank0_only and rank)]
+        self._named = {name: each for name, each in callbacks.items() if each and not (each.rank0_only and rank)}
+        self._all = list(self._named.values())
 
     @contextmanager
     def around_training(self) -> Iterator[None]:
@@ -175,3 +217,23 @@ class Callbacks:
         """Let all add to the result."""
         for callback in self._all:
             callback.on_train_end(result)
+
+    def state_dicts(self) -> dict[str, list[Any]]:
+        """Return the states for a checkpoint, as JSON: of each callback with one, a list by rank.
+
+        One element stands for equal states of all ranks. Every rank must call it.
+        """
+        own = {name: callback.state_dict() for name, callback in self._named.items()}
+        of_ranks = gather_json({name: to_json(state) for name, state in own.items() if state is not None})
+        states: dict[str, list[Any]] = {}
+        for name in dict.fromkeys(name for own_states in of_ranks for name in own_states):
+            by_rank = [own_states.get(name) for own_states in of_ranks]
+            states[name] = by_rank[:1] if all(state == by_rank[0] for state in by_rank) else by_rank
+        return states
+
+    def load_state_dicts(self, states: Mapping[str, list[Any]]) -> None:
+        """Hand over the states of a checkpoint, as `state_dicts` gave them."""
+        for name, by_rank in states.items():
+            state = by_rank[dist.get_rank() if len(by_rank) == dist.get_world_size() else 0]
+            if name in self._named and state is not None:
+                self._named[name].load_state_dict(from_json(state))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from ..checkpoint.gather import gather_json
-from ..params import ParamError
+from ..params import ParamError, TrainParams
 from ..params.train import HELD_OUT_LOSS
 from .callbacks import Callback, Training
 
@@ -40,7 +41,7 @@ class Checkpoints(Callback):
         if not is_best and not self.due(step):
             return
         training.beat(f"step {step} save")
-        training.state.save(training.setup)
+        training.state.save(training.setup, training.callbacks.state_dicts())
         if training.state.background and training.ends:
             training.state.background.settle(wait=True)
         training.callbacks.on_save(step)
@@ -48,14 +49,10 @@ class Checkpoints(Callback):
     def is_best(self, row: dict[str, Any]) -> bool:
         """Return True if the row has a better score than all before it, and note it. Every rank must call it."""
         train, state = self._training.setup.params.train, self._training.state
-        scores = {HELD_OUT_LOSS: row.get(HELD_OUT_LOSS), **row.get("scores", {})}
-        if train.keep_best is None or all(value is None for value in scores.values()):
+        score = score_to_keep(row, train)
+        if score is None or not math.isfinite(score):
             return False
-        if train.best_name not in scores:
-            raise ParamError("train.keep_best", f"{train.keep_best!r} is no score; choose {', '.join(scores)}")
-        score = gather_json(scores[train.best_name])[0]  # rank 0's, so that all ranks decide alike
-        sign = -1 if train.keep_best.startswith("-") else 1
-        if not math.isfinite(score) or (state.best and sign * score <= sign * state.best["score"]):
+        if state.best and train.best_sign * score <= train.best_sign * state.best["score"]:
             return False
         state.best = {"step": row["step"], "name": train.keep_best, "score": score}
         return True
@@ -64,3 +61,18 @@ class Checkpoints(Callback):
         """Add the best score to the result."""
         if self._training.state.best:
             result["best"] = self._training.state.best
+
+
+def score_to_keep(row: Mapping[str, Any], train: TrainParams) -> float | None:
+    """Return the score of `keep_best` in a row; None if nothing was evaluated. Every rank must call it, and gets rank
+    0's, so that all decide alike.
+
+    Raises ParamError if there is no score of this name.
+    """
+    scores = {HELD_OUT_LOSS: row.get(HELD_OUT_LOSS), **row.get("scores", {})}
+    if train.keep_best is None or all(value is None for value in scores.values()):
+        return None
+    if train.best_name not in scores:
+        raise ParamError("train.keep_best", f"{train.keep_best!r} is no score; choose {', '.join(scores)}")
+    score: float = gather_json(scores[train.best_name])[0]
+    return score

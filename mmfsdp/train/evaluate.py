@@ -110,7 +110,7 @@ class HeldOut(Callback):
     def due(self, step: int) -> bool:
         """Return True every `eval_every` steps, and after the last one."""
         assert self.training is not None
-        return step == self.training.setup.params.train.steps or step % self.every == 0
+        return self.training.is_last(step) or step % self.every == 0
 
     def on_step_end(self, row: dict[str, Any]) -> None:
         """Add the held-out loss to the row; not while steps are profiled, nor when a rank must stop soon."""

@@ -18,7 +18,7 @@ from ..data.processor import SampleProcessor
 from ..data.sources import Splits, open_for
 from ..run.folder import add_event
 from ..run.hang import Heartbeat
-from ..run.preempt import Preempted, preemption_requested
+from ..run.preempt import Preempted
 from .callbacks import Training
 from .features import FeatureCache
 from .handed_plan import RunPlan
@@ -60,15 +60,16 @@ def take_up(
 def train(training: Training) -> dict[str, Any]:
     """Train to the last step from where the run stands, and return what goes into result.json. Every rank must call it.
 
-    Raises Preempted, on all ranks and after saving, if a signal asked any rank to stop (run/preempt.py); and what a
-    callback raises.
+    A callback may end it earlier, on all ranks after the same step, which is saved: then the result says why, under
+    `stopped`. Raises Preempted, on all ranks and after saving, if a signal asked any rank to stop (run/preempt.py); and
+    what a callback raises.
     """
     setup, state, callbacks = training.setup, training.state, training.callbacks
     settings, world_size = setup.params.train, dist.get_world_size()
     rows = StepRows(training)
     train_mode(setup.model)
     with callbacks.around_training():
-        while state.step < settings.steps:
+        while not training.is_last(state.step):
             step = state.step + 1
             training.beat(f"step {step} data")
             began = rows.begin()
@@ -85,16 +86,18 @@ def train(training: Training) -> dict[str, Any]:
                     schedule=setup.schedule,
                     max_grad_norm=settings.max_grad_norm,
                     scaler=setup.scaler,
-                    stop_requested=preemption_requested,
+                    stop_requested=training.wants_to_stop,
                 )
             state.step = step
             state.samples += world_size * settings.batch_size * settings.accumulation
             rows.add(metrics, began, {"data_s": data_s} | callbacks.after_step(step))
-            if training.preempted and step < settings.steps:
+            if training.preempted and not training.is_last(step):
                 raise preempted(training)
         training.beat("trained")
         skipped = gather_json({name: asdict(each) for name, each in training.loader.skipped.items()})
         result: dict[str, Any] = {"skipped": sum_skipped(skipped)}
+        if training.stopped and state.step < settings.steps:
+            result["stopped"] = stopped(training)
         callbacks.on_train_end(result)
     return result
 
@@ -107,3 +110,12 @@ def preempted(training: Training) -> Preempted:
         print(text)
         add_event(training.setup.folder, "preempted", step=step, text=text)
     return Preempted(step)
+
+
+def stopped(training: Training) -> str:
+    """Return why a callback has ended the run; rank 0 says so."""
+    step, text = training.state.step, training.stopped
+    if dist.get_rank() == 0:
+        print(f"{text}; the run ends after step {step}")
+        add_event(training.setup.folder, "stopped", step=step, text=text)
+    return text

@@ -46,7 +46,7 @@ class Scores(Callback):
         """Return True every `eval_every` steps, and after the last one."""
         train = self.training.setup.params.train
         assert train.eval_every is not None, "params.train checks it"
-        return step == train.steps or step % train.eval_every == 0
+        return self.training.is_last(step) or step % train.eval_every == 0
 
     def on_step_end(self, row: dict[str, Any]) -> None:
         """Add the scores to the row; not while steps are profiled, nor when a rank must stop soon."""

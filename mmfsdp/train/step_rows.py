@@ -58,7 +58,8 @@ class StepRows:
         training, state = self.training, self.training.state
         state.skipped += metrics.skipped
         state.skipped_in_a_row = state.skipped_in_a_row + 1 if metrics.skipped else 0
-        training.preempted = training.preempted or metrics.stop_requested
+        if metrics.stop_requested and not training.preempted and not training.stopped:
+            training.count_votes()
         row |= figures | {"samples_per_s": metrics.samples / step_s, "tokens_per_s": metrics.tokens / step_s}
         # The sums above are over all ranks. A rank with short texts shows here.
         row["rank_tokens_per_s"] = metrics.rank_tokens / step_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,14 @@ class TrainState:
     """Frozen parameters that an earlier part of the run has trained; checkpoints keep them, too."""
     background: checkpoint.Background | None = None
     """Writes checkpoints while training goes on (`train.async_save`)."""
+    of_callbacks: dict[str, list[Any]] = field(default_factory=dict)
+    """States of the callbacks in the checkpoint that the run was resumed from, as `Callbacks.state_dicts` gave them."""
 
-    def save(self, setup: TrainSetup) -> None:
-        """Write a checkpoint, or begin to with `background`. Every rank must call it."""
+    def save(self, setup: TrainSetup, of_callbacks: Mapping[str, list[Any]]) -> None:
+        """Write a checkpoint, or begin to with `background`. Every rank must call it.
+
+        of_callbacks: the states of the callbacks now.
+        """
         params = setup.params
         record: dict[str, Any] = {
             "schedule": setup.schedule.last_epoch,
@@ -66,6 +71,7 @@ class TrainState:
             # Under this key in the checkpoints of every version.
             "place": {"samples": self.samples, "skipped": self.skipped, "skipped_in_a_row": self.skipped_in_a_row},
             "best": self.best,
+            "callbacks": of_callbacks,
             "params": params.to_dict(),
             "frozen": setup.frozen,
         }
@@ -109,6 +115,7 @@ def resume(setup: TrainSetup) -> TrainState:
     if setup.scaler and marker.get("scaler"):  # missing where the run continues in fp16 and began in another format
         setup.scaler.load_state_dict(marker["scaler"])
     state = TrainState(step=marker["step"], carried=resumed.carried, background=background, **marker["place"])
+    state.of_callbacks = marker.get("callbacks", {})  # missing in checkpoints of earlier versions
     text = f"{resumed}{other_rates(marker.get('params', {}).get('train', {}), params.to_dict()['train'])}"
     print(text)
     state.best = _best_so_far(setup, marker)

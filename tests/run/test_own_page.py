@@ -39,7 +39,8 @@ def params(tmp_path, monkeypatch):
     changes = {"data.source": "own", "data.path": None, "data.reader": own["data"]["reader"]}
     changes |= {f"train.{name}": value for name, value in own["train"].items()}
     changes |= {"train.metrics": "my_score:score", "train.keep_best": "right", "train.eval_every": 2}
-    yield tiny_run(tmp_path, **changes, **{"launch.ranks": 1, "train.steps": 3, "train.warmup_steps": 1})
+    changes["train.callbacks"] += [{"call": "my_watch:Watch", "name": "perceiver.latents", "most": 1e-6}]
+    yield tiny_run(tmp_path, **changes, **{"launch.ranks": 1, "train.steps": 6, "train.warmup_steps": 1})
     for name in modules:
         sys.modules.pop(name, None)
 
@@ -50,16 +51,22 @@ def test_the_page_on_own_code_is_true(params, tmp_path):
     assert re.match(
         r"my_data:Pictures: 2\d rows to train on, \d held out; first: user: <image> assistant: a ", words[0]
     )
-    assert words[-1] == "my_log:CsvLog: on_train_begin, on_step_end"
+    assert words[1:] == [
+        "my_log:CsvLog: on_train_begin, on_step_end",
+        "my_watch:Watch: on_train_begin, on_step_end",
+    ]
     run = launch(params)
     state = run.wait(240)
     assert state.ok, f"{state}\n{state.traceback}"
     rows = [(int(step), float(loss)) for step, loss in csv.reader((tmp_path / "loss.csv").open())]
     assert rows == [(row["step"], row["loss"]) for row in run.metrics()]
-    assert len(rows) == 3
-    assert {path.name for path in (run.path / "code").iterdir()} == {"my_data.py", "my_log.py", "my_score.py"}
+    assert len(rows) == 3, "it asks for the end after the second step"
+    begin = "COMPLETED, step 3 of 6: stopped by my_watch:Watch: the norm of perceiver.latents is "
+    assert str(state).startswith(begin) and " in step 2, and was " in str(state)
+    modules = {"my_data.py", "my_log.py", "my_score.py", "my_watch.py"}
+    assert {path.name for path in (run.path / "code").iterdir()} == modules
     scores = [row["scores"] for row in run.metrics() if "scores" in row]
-    assert [list(each) for each in scores] == [["right"]] * 2
+    assert [list(each) for each in scores] == [["right"]] * 2, "of step 2, and of the last one"
     assert run.result()["best"]["name"] == "right" and run.result()["scores"] == scores[-1]
 
 

@@ -292,6 +292,16 @@ def test_a_completed_run_says_what_was_not_finite(tmp_path, name):
     assert str(state).startswith(words) and state.ok is ok and state.status is Status.COMPLETED, state
 
 
+@pytest.mark.parametrize("status", ["COMPLETED", "FAILED"])
+def test_only_a_completed_run_says_which_callback_has_ended_it(tmp_path, status):
+    record(**GONE, steps=8).write(tmp_path)
+    write_json(tmp_path / "result.json", {"stopped": "stopped by my_watch:Watch: enough"})  # a resume leaves it there
+    write_json(tmp_path / "status.json", {"status": status})
+    MetricsWriter(tmp_path).write({"step": 3, "loss": 1.0})
+    reason = ": stopped by my_watch:Watch: enough" if status == "COMPLETED" else ""
+    assert str(run_state(tmp_path)) == f"{status}, step 3 of 8{reason}"
+
+
 def test_a_run_that_goes_on_says_that_its_loss_is_not_finite(tmp_path):
     record(steps=8).write(tmp_path)
     write_json(tmp_path / "status.json", {"status": "STARTING"})

@@ -1,5 +1,6 @@
 """A person's own callbacks: what is checked before ranks start, and how they are called."""
 
+import json
 import sys
 import textwrap
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from mmfsdp.params import RunParams
 from mmfsdp.params.own import OwnCodeError
 from mmfsdp.run.hang import HangDetector, Heartbeat
+from mmfsdp.train.callbacks import Callbacks
 from mmfsdp.train.own_callbacks import OwnCallbacks, check_callbacks, own_callbacks
 from tests.ranks import fake_group
 from tests.run.test_runs import GONE, record
@@ -59,6 +61,22 @@ class Raises:
     def on_step_end(self, row):
         raise ValueError(f"step {row['step']}")
 
+class OneHalfOfAState(Log):
+    def state_dict(self): ...
+
+class Counts:
+    count = 0
+    def on_train_begin(self, training):
+        self.training = training
+    def on_step_end(self, row):
+        self.count += 1
+        if row["loss"] < 1:
+            self.training.stop("learned\x1b[2J\nenough")
+    def state_dict(self):
+        return {"count": self.count if self.count < 3 else make}
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
 def make(size):
     return Nothing() if size == 0 else Log(f"made of {size}")
 """
@@ -78,7 +96,7 @@ def params(*callbacks) -> RunParams:
 
 def training(*callbacks, beats):
     setup = SimpleNamespace(params=params(*callbacks))
-    return SimpleNamespace(setup=setup, state=SimpleNamespace(step=0), beat=beats.append)
+    return SimpleNamespace(setup=setup, state=SimpleNamespace(step=0), beat=beats.append, stop_asked="")
 
 
 def test_classes_are_checked_and_not_made_before_ranks_start():
@@ -102,6 +120,7 @@ def test_classes_are_checked_and_not_made_before_ranks_start():
             "my_calls:OverridesOurs",
             "my_calls:OverridesOurs overrides after_step, which is not called on an own callback",
         ),
+        ("my_calls:OneHalfOfAState", "has one of state_dict and load_state_dict; a state needs both"),
         ({"call": "my_calls:Log", "nam": "x"}, "called wrongly: got an unexpected keyword argument 'nam'"),
         ("my_calls:Lock", "Lock is not there in "),
         ("my_cals:Log", "there is no module 'my_cals' in the current folder or installed; did you mean my_calls?"),
@@ -138,6 +157,25 @@ def test_callbacks_are_called_in_their_order_each_with_a_row_of_its_own():
     assert beats[:3] == [f"taking up callback {path}" for path in paths]
     assert beats[3:] == [f"step 5 callback {path}.on_step_end" for path in paths], "of methods that are there"
     assert own_callbacks(training(beats=beats)) is None
+
+
+def test_a_callback_sees_the_training_asks_for_its_end_and_keeps_a_state():
+    with fake_group(1):
+        run = training("my_calls:Counts", "my_calls:Log", "my_calls:Counts", beats=[])
+        callbacks = Callbacks({"own": own_callbacks(run)})
+        with callbacks.around_training():
+            callbacks.on_step_end({"loss": 0.5, "parts": {"a": 1}})
+        assert run.stop_asked == "my_calls:Counts: learned [2J enough"
+        states = json.loads(json.dumps(callbacks.state_dicts()))
+        resumed = Callbacks({"own": own_callbacks(run)})
+        resumed.load_state_dicts(states)
+        assert resumed.state_dicts() == states
+        resumed.on_step_end({"loss": 1, "parts": {"a": 1}})
+        assert resumed.state_dicts() != states
+        resumed.load_state_dicts({"early stop": [{"best": 1}]})  # of a callback that this run does not have
+        resumed.on_step_end({"loss": 1, "parts": {"a": 1}})
+        with pytest.raises(OwnCodeError, match="my_calls:Counts.state_dict returned a function, which a checkpoint"):
+            resumed.state_dicts()
 
 
 def test_a_callback_for_rank_0_is_not_made_elsewhere(monkeypatch):
