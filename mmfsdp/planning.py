@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from .core.collectives import rank
 from .core.lint import lint
-from .core.optimizer_states import optimizer_states
+from .core.optimizer_states import kept_states
 from .core.plan import WrapPlan
 from .core.planner import mesh_shape, plan_units
 from .core.quantize import quantized_copy
@@ -72,7 +72,7 @@ def make_plan(
         plan = choose_policies(model, params, grouped, world_size, example, train, recordings)
     else:
         plan = plan_units(model, params, params.frozen_policy, grouped, world_size)
-        plan = replace(plan, optimizer_states=optimizer_states(train.optimizer))
+        plan = replace(plan, optimizer_states=kept_states(train))
     on_gpu = train.device is Device.CUDA or (train.device is Device.AUTO and torch.cuda.is_available())
     findings = lint(model, plan, trace=grouped.trace)
     plan = replace(plan, lint=(*findings, *lint_cost(model, plan, on_gpu=on_gpu)))

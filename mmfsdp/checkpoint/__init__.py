@@ -3,6 +3,7 @@
     checkpoints/step_00000100/
       *.safetensors             the model: torch.distributed.checkpoint's shards, one file, or a file per rank
       optimizer/*.safetensors   the optimizer's states, laid out alike
+      ema/*.safetensors         the moving average of what trains, if one is kept (`train.ema`)
       ranks/00000.safetensors   the states of a rank's random generators
       complete.json             step, kind, ranks, names, checksums; written last, before the folder gets its name
 
@@ -13,7 +14,16 @@ from importlib import import_module
 from typing import Any
 
 _MODULES = {
-    "loading": ("Resumed", "check_frozen", "count_changed", "frozen_checksums", "load", "newest", "resume"),
+    "loading": (
+        "Resumed",
+        "check_frozen",
+        "count_changed",
+        "frozen_checksums",
+        "load",
+        "load_average",
+        "newest",
+        "resume",
+    ),
     "saving": ("Background", "save"),
     "steps": ("DamagedCheckpoint", "best", "best_of", "is_complete", "latest", "mark_best", "marker_of"),
 }

@@ -22,8 +22,23 @@ from ..core.step import local_part
 from ..params import ParamError, StateDictType
 from .gather import gather_json
 from .settings import check_schedule, parameter_names, restore_schedule, restore_settings
-from .steps import checkpoint_name, complete_checkpoints, damaged, file_checksum, marker_of
-from .tensors import Tensors, model_tensors, optimizer_tensors, set_model_tensors, set_optimizer_tensors
+from .steps import (
+    AVERAGE,
+    checkpoint_name,
+    complete_checkpoints,
+    damaged,
+    file_checksum,
+    has_average,
+    marker_of,
+)
+from .tensors import (
+    Tensors,
+    model_tensors,
+    optimizer_tensors,
+    set_model_tensors,
+    set_optimizer_tensors,
+    trained_tensors,
+)
 
 MAX_LINES = 20
 """Lines about settings that a resume prints."""
@@ -39,6 +54,19 @@ def load(model: nn.Module, checkpoint: Path) -> dict[str, Any]:
     check_same_names(checkpoint, set(model_tensors(model)) ^ set(marker["names"]))
     load_model(model, checkpoint, marker)
     return marker
+
+
+def load_average(model: nn.Module, checkpoint: Path) -> None:
+    """Read the moving average of a checkpoint's weights into a model in their place. Every rank must call it.
+
+    A parameter without one there stays as it is. Raises ParamError if the checkpoint has none at all.
+    """
+    if not has_average(checkpoint):
+        raise ParamError("checkpoint", f"{checkpoint} has no moving average of its weights; train with train.ema")
+    stored = names_in(checkpoint / AVERAGE)
+    tensors = {name: tensor for name, tensor in trained_tensors(model).items() if name in stored}
+    read(checkpoint / AVERAGE, tensors)
+    set_model_tensors(model, tensors)
 
 
 @dataclass(frozen=True)

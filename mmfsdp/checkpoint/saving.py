@@ -7,8 +7,9 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ def save(
     best: dict[str, Any] | None = None,
     record: dict[str, Any] | None = None,
     carried: frozenset[str] = frozenset(),
+    more: Mapping[str, Tensors] = MappingProxyType({}),
     background: Background | None = None,
     done: Callable[[Path], None] = lambda path: None,
 ) -> Path:
@@ -60,7 +62,8 @@ def save(
     settings of its groups. schedule: of the learning rate, any of torch's. record: plain data for the marker, read
     back as JSON.
     keep_last: number of complete checkpoints to keep. best: step, name and score of the best one, which is kept as
-    well, and marked. background: copy now, write while the caller continues. done:
+    well, and marked. more: further tensors of all ranks, by the subfolder that they are written into.
+    background: copy now, write while the caller continues. done:
     called with the folder once the checkpoint is complete.
     """
     trained = model_tensors(model)
@@ -76,13 +79,14 @@ def save(
         # To make the states of an optimizer that has none, torch would do a step of it.
         if optimizer is not None and any(gather_through_store(bool(optimizer.state))):
             sharded["optimizer"] = optimizer_tensors(model, optimizer)
+    sharded |= more
     if kind is StateDictType.FULL_STATE_DICT:
         files |= gather_files(sharded)
         sharded = {}
     target = folder / checkpoint_name(step)
 
     def write(group: Any) -> None:
-        write_checkpoint(target, files, sharded, marker, group)
+        write_checkpoint(target, files, sharded, marker, group, folders=("optimizer", "ranks", *more))
         if rank() == 0:
             if best:
                 mark_best(folder, best)
@@ -208,20 +212,26 @@ def gather_files(sharded: dict[str, Tensors]) -> dict[str, Tensors]:
 
 
 def write_checkpoint(
-    target: Path, files: dict[str, Tensors], sharded: dict[str, Tensors], marker: dict[str, Any], group: Any
+    target: Path,
+    files: dict[str, Tensors],
+    sharded: dict[str, Tensors],
+    marker: dict[str, Any],
+    group: Any,
+    *,
+    folders: Sequence[str],
 ) -> None:
     """Write a checkpoint under another name, then rename it. Older complete ones stay as they are at any moment.
 
     files: those that this rank writes by itself. sharded: subfolders that all ranks write together, each its shards.
-    Raises OSError naming the rank that could not.
+    folders: the names of all subfolders. Raises OSError naming the rank that could not.
     """
     folder = target.parent
     unfinished = folder / f".{target.name}.writing"
     if rank() == 0:
         for leftover in folder.glob(".step_*"):  # of a save that was cut off
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-        for part in ("optimizer", "ranks"):
-            (unfinished / part).mkdir(parents=True)
+        for name in folders:
+            (unfinished / name).mkdir(parents=True)
     barrier(group)
     for subfolder, tensors in sharded.items():
         writer = HuggingFaceStorageWriter(str(unfinished / subfolder), save_distributed=True)

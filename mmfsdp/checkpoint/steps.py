@@ -15,6 +15,8 @@ MARKER = "complete.json"
 """The file that makes a checkpoint complete. It is written last."""
 BEST = "best.json"
 """The file beside the checkpoints that says which one has the best score (`train.keep_best`)."""
+AVERAGE = "ema"
+"""The subfolder of a checkpoint with the moving average of its weights (`train.ema`)."""
 _REQUIRED = {"step", "kind", "ranks", "names", "carried", "optimizer", "files"}
 """Keys of the marker, without which nothing can be loaded."""
 _CHECKSUM = re.compile(rb'\{"sha256": "([0-9a-f]{64})", ')
@@ -99,6 +101,11 @@ def drop_after(folder: Path, step: int) -> None:
             number += 1
         if other > step:
             path.rename(folder / f"dropped_{path.name}-{number}")
+
+
+def has_average(checkpoint: Path) -> bool:
+    """Return True if a checkpoint has a moving average of its weights. Raises DamagedCheckpoint as `marker_of`."""
+    return any(name.startswith(f"{AVERAGE}/") for name in marker_of(checkpoint)["files"])
 
 
 def marker_of(checkpoint: Path) -> dict[str, Any]:

@@ -45,6 +45,16 @@ def model_tensors(model: nn.Module, *, also: Collection[str] = ()) -> Tensors:
     return {n: t for n, t in tensors.items() if n in first_names}
 
 
+def trained_tensors(model: nn.Module) -> Tensors:
+    """Return the trainable parameters, without buffers; a tied one by its first name."""
+    plan = plan_of(model)
+    if plan is not None:
+        names = {p.name for p in plan.by_name.values()}
+    else:
+        names = {name for name, _ in model.named_parameters()}
+    return {name: tensor for name, tensor in model_tensors(model).items() if name in names}
+
+
 def read_parameter(model: nn.Module, name: str) -> torch.Tensor:
     """Return a copy of a whole parameter or buffer of a wrapped model. Every rank must call it, with the same name.
 

@@ -37,6 +37,7 @@ def trial_params(params: RunParams, folder: Path) -> RunParams:
         "train.eval_every": None,
         "train.keep_best": None,
         "train.patience": None,
+        "train.ema": None,
         "train.min_delta": 0.0,
         "train.metrics": [],
         "train.callbacks": [],

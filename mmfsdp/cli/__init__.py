@@ -210,9 +210,12 @@ def _add_what_looks_at_runs(add: Callable[..., Parser]) -> None:
     about = "on which machine the run was made; every replay shows this: '2 ranks on one laptop, CPU, gloo'"
     command.add_argument("--about", metavar="WORDS", required=True, help=about)
 
-    command = add(export, "export a run's model for other libraries", usage="RUN TO [LAYOUT] [--best] [--trust]")
+    command = add(
+        export, "export a run's model for other libraries", usage="RUN TO [LAYOUT] [--best] [--ema] [--trust]"
+    )
     command.add_argument("run", metavar="RUN", help=RUN)
     _add_best(command)
+    command.add_argument("--ema", action="store_true", help="the moving average of the weights, of train.ema")
     _add_trust(command)
     command.add_argument("to", metavar="TO", help="a folder that does not exist yet")
     command.add_argument(

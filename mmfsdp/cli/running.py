@@ -293,5 +293,5 @@ def export(values: Namespace) -> int:
     say("reading the checkpoint")
     from ..compat.export import export as write
 
-    show(write(exported.path, Path(values.to), layout=values.layout, best=values.best))
+    show(write(exported.path, Path(values.to), layout=values.layout, best=values.best, ema=values.ema))
     return 0

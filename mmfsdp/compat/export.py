@@ -27,10 +27,11 @@ from ..train.evaluate import load_run
 from .layout import CONFIG_FILE, WEIGHTS_FILE, Exported, Layout, layout_of
 
 
-def export(run: Path, to: Path, *, layout: str = "from_pretrained", best: bool = False) -> Path:
+def export(run: Path, to: Path, *, layout: str = "from_pretrained", best: bool = False, ema: bool = False) -> Path:
     """Write the model of a run's newest checkpoint into the new folder `to`, from one process. Return the folder.
 
-    best: of the checkpoint that `train.keep_best` kept.
+    best: of the checkpoint that `train.keep_best` kept. ema: the moving average of the weights (`train.ema`); with
+    `best` it is taken if there is one, since it has the score.
     from_pretrained: see `save_pretrained`; of kind transformers as plain transformers loads it; of kind own
     model.safetensors, the model's state dict, and config.json, which names `model.build`. adapter: its LoRA and
     projector, as peft loads them. open_flamingo: checkpoint.pt as github.com/mlfoundations/open_flamingo loads it.
@@ -39,7 +40,7 @@ def export(run: Path, to: Path, *, layout: str = "from_pretrained", best: bool =
     if layout not in LAYOUTS:
         raise ParamError("layout", f"{layout!r} is not one of {', '.join(LAYOUTS)}")
     check_links(run)
-    params, model, processor = load_run(run, quantized=False, best=best)
+    params, model, processor = load_run(run, quantized=False, best=best, ema=ema)
     with own_code_of(run, params):
         chosen = layout_of(params.model, layout)
         chosen.check(params)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..params import OptimizerKind
+from ..params import OptimizerKind, TrainParams
 from ..params.own import OwnCode, OwnCodeError, call_own, own_errors, path_of
 
 FIELD = "train.optimizer"
@@ -34,6 +34,11 @@ def optimizer_of(choice: OptimizerKind | OwnCode, groups: list[dict[str, Any]], 
 def optimizer_states(choice: OptimizerKind | OwnCode) -> float:
     """Return the bytes that an optimizer keeps for each byte of a parameter; a person's own is tried on a matrix."""
     return choice.states if isinstance(choice, OptimizerKind) else counted_states(choice)
+
+
+def kept_states(train: TrainParams) -> float:
+    """Return the bytes that a training keeps for each byte of a parameter: the optimizer's states, and an average."""
+    return optimizer_states(train.optimizer) + (train.ema is not None)
 
 
 def counted_states(choice: OptimizerKind | OwnCode) -> float:

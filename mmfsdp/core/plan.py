@@ -253,7 +253,7 @@ class WrapPlan:
     kernels: int = 0
     """Its operators that run on the device."""
     optimizer_states: float = OptimizerKind.ADAMW.states
-    """Bytes that the optimizer keeps for each byte of a trainable parameter."""
+    """Bytes that the optimizer, and a moving average, keep for each byte of a trainable parameter."""
 
     @property
     def mostly_fp32(self) -> bool:

@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from .base import ANY_OTHER, ParamError, Params, did_you_mean, read_yaml, unknown_key
 from .data import DataParams
-from .enums import Executor
+from .enums import Executor, StateDictType
 from .fsdp import FSDPParams
 from .launching import SLURM_FIELDS, STEP_FIELDS, LaunchParams
 from .model import ModelParams
@@ -55,6 +55,9 @@ class RunParams(Params):
         if replicate and shard and ranks is not None and replicate * shard != ranks:
             message = f"{replicate} x dp_shard {shard} makes {replicate * shard} ranks, but launch.ranks is "
             raise ParamError("fsdp.dp_replicate", message + f"{ranks}; change one of the three")
+        if self.train.ema is not None and self.fsdp.state_dict_type is StateDictType.LOCAL_STATE_DICT:
+            message = f"{self.train.ema} cannot be saved with fsdp.state_dict_type LOCAL_STATE_DICT; use "
+            raise ParamError("train.ema", f"{message}SHARDED_STATE_DICT")
         if self.model.kind.takes.own_processor:
             for name in ("augment", "feature_cache"):
                 if getattr(self.data, name):

@@ -85,6 +85,10 @@ class TrainParams(Params):
     """Score whose best checkpoint is kept beside keep_last and marked: the name of one of `metrics`' scores, with a
     minus if lower is better; -heldout_loss for the held-out loss. Default unset: none."""
 
+    ema: float | None = Field(None, gt=0, lt=1)
+    """Decay of a moving average of what trains, kept by each rank for its shards: 0.999 averages over about 1,000
+    steps. All evaluations use the average; it is exported with --ema. Default unset: none."""
+
     patience: int | None = Field(None, ge=1)
     """Evaluations in a row without a better score of keep_best after which the run ends (early stop); a count. Default
     unset: never."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ..core.optimizer_states import optimizer_states
+from ..core.optimizer_states import kept_states
 from ..core.plan import Unit, WrapPlan
 from ..core.planner import Grouped, plan_units
 from ..core.unit_bytes import UnitBytesTable
@@ -35,7 +35,7 @@ def choose_policies(
     policies = (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE)
     plans = [plan_units(model, params, policy, grouped, world_size) for policy in policies]
     events = recordings.record(model, plans[0], example).memory_events  # the same for every policy
-    states = optimizer_states(train.optimizer)
+    states = kept_states(train)
     plans = [with_gathers(replace(plan, memory_events=events, optimizer_states=states)) for plan in plans]
     search = PolicySearch(plans, int(params.memory_budget_gib * 2**30), train)
     units = search.best_units()

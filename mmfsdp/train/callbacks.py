@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from ..data.loader import Batches
     from ..data.processor import SampleProcessor
     from ..data.sources import Splits
+    from .moving_average import MovingAverage
 
 CALLBACKS = {
     "wire bytes": "mmfsdp.train.meters:WireMeter",
+    "moving average": "mmfsdp.train.moving_average:training_average",  # of a step's weights, before they are evaluated
     "feature cache": "mmfsdp.train.features:training_cache",  # its all-gathers are a step's, its memory is not
     "profile": "mmfsdp.train.profile:training_profile",
     "peak memory": "mmfsdp.train.meters:MemoryMeter",
@@ -117,6 +119,8 @@ class Training:
     """The feature cache (features.py), opened before the model was wrapped."""
     preempted: bool = False
     """A rank was asked to stop. All ranks learn it in the same step."""
+    average: MovingAverage | None = None
+    """The moving average of the weights, with `train.ema`."""
     stop_asked: str = ""
     """Why a callback of this rank wants the run to end, with its name; the other ranks do not know it yet."""
     stopped: str = ""
@@ -138,6 +142,10 @@ class Training:
     def ends(self) -> bool:
         """The last step is done, or the last one before a preemption."""
         return self.preempted or self.is_last(self.state.step)
+
+    def evaluated_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has the weights that are evaluated: with `train.ema` their average."""
+        return self.average.in_model() if self.average is not None else nullcontext()
 
     def is_last(self, step: int) -> bool:
         """Return True if the training ends with this step, and not only for a preemption."""

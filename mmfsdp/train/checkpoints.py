@@ -41,7 +41,7 @@ class Checkpoints(Callback):
         if not is_best and not self.due(step):
             return
         training.beat(f"step {step} save")
-        training.state.save(training.setup, training.callbacks.state_dicts())
+        training.state.save(training.setup, training.callbacks.state_dicts(), training.average)
         if training.state.background and training.ends:
             training.state.background.settle(wait=True)
         training.callbacks.on_save(step)

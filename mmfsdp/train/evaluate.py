@@ -20,6 +20,7 @@ from torch import nn
 
 from .. import checkpoint
 from ..checkpoint.gather import gather_json
+from ..checkpoint.steps import has_average
 from ..core.collectives import compute_device, sum_over_ranks
 from ..core.freeze import train_mode
 from ..core.inference import keep_gathered
@@ -118,7 +119,8 @@ class HeldOut(Callback):
         assert training is not None
         if self.due(row["step"]) and not training.profiled and not training.preempted:
             training.beat(f"step {row['step']} held-out samples")
-            row["heldout_loss"] = self.loss(training.setup.model)
+            with training.evaluated_weights():
+                row["heldout_loss"] = self.loss(training.setup.model)
             training.callbacks.on_evaluate({"heldout_loss": row["heldout_loss"]})
 
     def loss(self, model: nn.Module) -> float:
@@ -162,7 +164,8 @@ def train_and_caption(folder: Path) -> None:
 def caption_held_out(folder: Path, *, best: bool = False, beat: Callable[[str], object] = str) -> dict[str, Any]:
     """Caption new pictures, write result.json and the first pictures in the folder. Returns the result.
 
-    `best`: with the checkpoint that `train.keep_best` kept. `beat` is called with what comes
+    `best`: with the checkpoint that `train.keep_best` kept. With the moving average of the weights where the checkpoint
+    has one, as in all evaluations. `beat` is called with what comes
     next, such as a tensor or a batch.
 
     Keys: seconds: from the launch to the end of the training, and of captioning; caption_step: of the checkpoint,
@@ -171,7 +174,8 @@ def caption_held_out(folder: Path, *, best: bool = False, beat: Callable[[str], 
     is right; captions: picture file, truth, caption and split of the first few; no_captions: why there are none.
     """
     start = time.time()
-    params, model, processor = load_run(folder, best=best, beat=beat)
+    average = has_average(chosen_checkpoint(folder, best=best))
+    params, model, processor = load_run(folder, best=best, ema=average, beat=beat)
     result: dict[str, Any] = read_json(folder / "result.json") or {}
     unusable: dict[str, str] = {}
     reason = why_no_captions(model, processor)
@@ -274,13 +278,19 @@ def caption_device(model: nn.Module, params: RunParams) -> torch.device:
 
 
 def load_run(
-    folder: Path, *, quantized: bool = True, best: bool = False, beat: Callable[[str], object] = str
+    folder: Path,
+    *,
+    quantized: bool = True,
+    best: bool = False,
+    ema: bool = False,
+    beat: Callable[[str], object] = str,
 ) -> tuple[RunParams, Any, SampleProcessor]:
     """Load the model of a run with its newest complete checkpoint into this process, ready to caption.
 
     quantized: with frozen matrices in codes where the run had them so; otherwise all as they were before. best: with
-    the checkpoint that `train.keep_best` kept. beat: called with what comes next, such as a tensor. Raises ParamError
-    where the run has no such checkpoint, or other frozen weights than it was trained with.
+    the checkpoint that `train.keep_best` kept, and the moving average of its weights if it has one, since that has the
+    score. ema: with the average. beat: called with what comes next, such as a tensor. Raises ParamError
+    where the run has no such checkpoint or average, or other frozen weights than it was trained with.
     """
     beat("the model")
     check_no_replay(folder, "captioned or exported")
@@ -299,6 +309,8 @@ def load_run(
     checksums = checkpoint.frozen_checksums(model, beat)
     beat("the checkpoint")
     checkpoint.check_frozen(checksums, checkpoint.load(model, chosen))
+    if ema or (best and has_average(chosen)):
+        checkpoint.load_average(model, chosen)
     return params, model.eval(), processor
 
 

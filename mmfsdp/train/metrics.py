@@ -52,7 +52,8 @@ class Scores(Callback):
         """Add the scores to the row; not while steps are profiled, nor when a rank must stop soon."""
         training = self.training
         if self.due(row["step"]) and not training.profiled and not training.preempted:
-            self.latest = row["scores"] = self.scores(row["step"])
+            with training.evaluated_weights():
+                self.latest = row["scores"] = self.scores(row["step"])
             training.callbacks.on_evaluate(self.latest)
 
     def on_train_end(self, result: dict[str, Any]) -> None:

@@ -42,6 +42,7 @@ from .data_batch import data_batch
 from .handed_plan import model_digest, sealed, shapes_of
 from .learning_rates import rates_line, spell_out_rates
 from .metrics import try_metrics
+from .moving_average import check_average
 from .own_callbacks import check_callbacks
 
 FEW_ROWS = "few-rows"
@@ -263,6 +264,8 @@ def plan_run(
     plan = make_plan(model, fsdp, world_size=ranks, example=example, train=train, recordings=recordings)
     kind.check_plan(model, plan)
     rates_line(plan, spell_out_rates(model, params))  # or a mistake in them
+    if params.train.ema is not None:
+        check_average(plan)
     return plan
 
 

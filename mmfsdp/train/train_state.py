@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,9 +19,13 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from .. import checkpoint
 from ..checkpoint.gather import gather_json
+from ..checkpoint.steps import AVERAGE
 from ..params import RunParams
 from ..run.folder import add_event
 from .optimizer import Scaler
+
+if TYPE_CHECKING:
+    from .moving_average import MovingAverage
 
 
 @dataclass(frozen=True)
@@ -59,10 +63,15 @@ class TrainState:
     of_callbacks: dict[str, list[Any]] = field(default_factory=dict)
     """States of the callbacks in the checkpoint that the run was resumed from, as `Callbacks.state_dicts` gave them."""
 
-    def save(self, setup: TrainSetup, of_callbacks: Mapping[str, list[Any]]) -> None:
+    resumed_from: Path | None = None
+    """The checkpoint that the run was resumed from."""
+
+    def save(
+        self, setup: TrainSetup, of_callbacks: Mapping[str, list[Any]], average: MovingAverage | None = None
+    ) -> None:
         """Write a checkpoint, or begin to with `background`. Every rank must call it.
 
-        of_callbacks: the states of the callbacks now.
+        of_callbacks: the states of the callbacks now. average: of the weights, if one is kept.
         """
         params = setup.params
         record: dict[str, Any] = {
@@ -84,6 +93,7 @@ class TrainState:
             keep_last=params.train.keep_last,
             best=self.best,
             record=record,
+            more={AVERAGE: average.tensors()} if average is not None else {},
             carried=self.carried,
             background=self.background,
             done=partial(_report_saved, self.best),
@@ -115,6 +125,7 @@ def resume(setup: TrainSetup) -> TrainState:
     if setup.scaler and marker.get("scaler"):  # missing where the run continues in fp16 and began in another format
         setup.scaler.load_state_dict(marker["scaler"])
     state = TrainState(step=marker["step"], carried=resumed.carried, background=background, **marker["place"])
+    state.resumed_from = newest
     state.of_callbacks = marker.get("callbacks", {})  # missing in checkpoints of earlier versions
     text = f"{resumed}{other_rates(marker.get('params', {}).get('train', {}), params.to_dict()['train'])}"
     print(text)

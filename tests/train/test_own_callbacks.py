@@ -71,7 +71,7 @@ class Counts:
     def on_step_end(self, row):
         self.count += 1
         if row["loss"] < 1:
-            self.training.stop("learned\x1b[2J\nenough")
+            self.training.stop("learned\\x1b[2J\\nenough")
     def state_dict(self):
         return {"count": self.count if self.count < 3 else make}
     def load_state_dict(self, state):
@@ -165,7 +165,7 @@ def test_a_callback_sees_the_training_asks_for_its_end_and_keeps_a_state():
         callbacks = Callbacks({"own": own_callbacks(run)})
         with callbacks.around_training():
             callbacks.on_step_end({"loss": 0.5, "parts": {"a": 1}})
-        assert run.stop_asked == "my_calls:Counts: learned [2J enough"
+        assert run.stop_asked == "my_calls:Counts: learned enough"
         states = json.loads(json.dumps(callbacks.state_dicts()))
         resumed = Callbacks({"own": own_callbacks(run)})
         resumed.load_state_dicts(states)

@@ -1,23 +1,28 @@
 """What hangs on the loop, on two ranks: it ends a run on all of them in one step, and resumes to the last bit."""
 
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 
 from mmfsdp import checkpoint
 from mmfsdp.checkpoint.plain import from_json
+from mmfsdp.compat.export import export
+from mmfsdp.data import open_source
 from mmfsdp.params import ParamError, RunParams
 from mmfsdp.run.folder import read_events, read_json
 from mmfsdp.run.trust import trust_run
+from mmfsdp.train.evaluate import load_run
 from tests.ranks import in_processes
 from tests.tiny_run import free_port, tiny_run, train_as_rank
 from tests.train.test_resume import curve, final, rows, weights
 
 pytestmark = pytest.mark.real
 
-GATE = "perceiver.latents"
+GATE, FROZEN = "perceiver.latents", "vision_encoder.visual.conv1.weight"
 
 
 class Watch:
@@ -49,10 +54,13 @@ class Watch:
 
 
 WATCH = [{"call": f"{__name__}:Watch", "last": 4}]
+KEEP_BEST = {"train.eval_every": 1, "train.keep_best": "-heldout_loss"}
 SAME = {
     "own callback": {"train.callbacks": WATCH, "fsdp.backend": "FSDP1"},
-    "early stop": {
-        **{"train.eval_every": 1, "train.keep_best": "-heldout_loss", "train.patience": 3, "train.min_delta": 1e6}
+    "early stop": {**KEEP_BEST, "train.patience": 3, "train.min_delta": 1e6},
+    **{
+        f"moving average, {backend}": {"fsdp.backend": backend, "train.ema": 0.5, **KEEP_BEST}
+        for backend in ("DDP", "FSDP1", "FSDP2")
     },
 }
 ENDS_AFTER = {"own callback": 5, "early stop": 4}
@@ -92,7 +100,8 @@ def test_a_run_that_is_broken_off_and_resumed_equals_the_unbroken_one_bitwise(fo
     assert curve(whole) == curve(resumed)
     assert final(whole) == final(resumed)
     states = [checkpoint.marker_of(checkpoint.latest(run / "checkpoints"))["callbacks"] for run in (whole, resumed)]
-    assert states[0] == states[1] != {}
+    assert states[0] == states[1]
+    assert bool(states[0]) == (name in ENDS_AFTER)
 
 
 @pytest.mark.parametrize("name", ENDS_AFTER)
@@ -124,3 +133,35 @@ def test_a_callback_reads_whole_parameters_and_keeps_a_state_for_each_rank(folde
         assert state["rank"] == rank
         assert torch.equal(state["whole"], weights(run)[GATE])
         assert list(state["rates"].items()) == [(row["step"], row["lr"]) for row in rows(run)], "keys stay numbers"
+
+
+@pytest.mark.parametrize("name", [name for name in SAME if "moving average" in name])
+def test_the_average_is_evaluated_captioned_and_exported(folder, name, tmp_path):
+    run = folder / name
+    _, average, processor = load_run(run, ema=True)
+    samples = list(
+        islice(
+            open_source(
+                RunParams.from_yaml(run / "params.yaml").data, split="heldout", image_size=processor.image_size
+            ),
+            2,
+        )
+    )
+    with torch.no_grad():
+        loss = float(average(**processor(samples).inputs()).loss)
+    assert rows(run)[-1]["heldout_loss"] == pytest.approx(loss, rel=1e-4)
+    averaged = dict(average.named_parameters())
+    plain = weights(run)
+    assert not torch.equal(averaged[GATE], plain[GATE])
+    assert torch.equal(averaged[FROZEN], plain[FROZEN])
+    export(run, tmp_path / "exported", ema=True)
+    assert torch.equal(load_file(tmp_path / "exported" / "model.safetensors")[GATE], averaged[GATE])
+    best = read_json(run / "result.json")["best"]
+    assert checkpoint.best(run / "checkpoints").name == f"step_{best['step']:08d}"
+    if best["step"] == rows(run)[-1]["step"]:
+        assert torch.equal(dict(load_run(run, best=True)[1].named_parameters())[GATE], averaged[GATE])
+
+
+def test_a_run_without_an_average_cannot_export_one(folder, tmp_path):
+    with pytest.raises(ParamError, match="step_00000004 has no moving average of its weights; train with train.ema"):
+        export(folder / "early stop", tmp_path / "exported", ema=True)
