@@ -21,17 +21,17 @@ from ..params.enums import imported
 from ..run.hang import Heartbeat
 from ..run.preempt import preemption_requested
 from .handed_plan import RunPlan
+from .moving_average import MovingAverage
 from .train_state import TrainSetup, TrainState
 
 if TYPE_CHECKING:
     from ..data.loader import Batches
     from ..data.processor import SampleProcessor
     from ..data.sources import Splits
-    from .moving_average import MovingAverage
 
 CALLBACKS = {
     "wire bytes": "mmfsdp.train.meters:WireMeter",
-    "moving average": "mmfsdp.train.moving_average:training_average",  # of a step's weights, before they are evaluated
+    "moving average": "mmfsdp.train.average_weights:training_average",  # of a step's weights, before they are evaluated
     "feature cache": "mmfsdp.train.features:training_cache",  # its all-gathers are a step's, its memory is not
     "profile": "mmfsdp.train.profile:training_profile",
     "peak memory": "mmfsdp.train.meters:MemoryMeter",

@@ -8,19 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from .. import checkpoint
-from ..checkpoint.steps import has_average
 from ..checkpoint.tensors import Tensors, trained_tensors
 from ..core.plan import WrapPlan
 from ..core.reshard import reshard
 from ..core.step import local_part
 from ..params import ParamError
-from .callbacks import Callback, Training
 
 FIELD = "train.ema"
 
@@ -90,27 +87,3 @@ def check_dtypes(dtypes: set[str]) -> None:
 def check_average(plan: WrapPlan) -> None:
     """Raise ParamError if the weights that train in a plan cannot be averaged."""
     check_dtypes({p.dtype for p in plan.by_name.values() if p.trainable})
-
-
-class AverageWeights(Callback):
-    """Keeps the moving average of a training, which evaluations use."""
-
-    def __init__(self, average: MovingAverage) -> None:
-        self._average = average
-
-    def after_step(self, step: int) -> dict[str, Any]:
-        """Take up the weights of the step. A skipped step has not changed them."""
-        self._average.update()
-        return {}
-
-
-def training_average(training: Training) -> AverageWeights | None:
-    """Return the moving average of a training, if `train.ema` is set. Every rank must call it."""
-    decay = training.setup.params.train.ema
-    if decay is None:
-        return None
-    training.average = MovingAverage(training.setup.model, decay)
-    resumed_from = training.state.resumed_from
-    if resumed_from is not None and has_average(resumed_from):
-        training.average.load(resumed_from)
-    return AverageWeights(training.average)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +22,8 @@ from ..checkpoint.gather import gather_json
 from ..checkpoint.steps import AVERAGE
 from ..params import RunParams
 from ..run.folder import add_event
+from .moving_average import MovingAverage
 from .optimizer import Scaler
-
-if TYPE_CHECKING:
-    from .moving_average import MovingAverage
 
 
 @dataclass(frozen=True)
