@@ -212,31 +212,6 @@ def check_padding(trial: Trial) -> Line | None:
     return Line("padding", OK, "it has no label, and its tokens have no effect on the loss")
 
 
-def check_packed(trial: Trial) -> Line | None:
-    """Texts that are packed into one row do not see each other. Only for batches whose positions begin again."""
-    tokens = TokenBatch(trial.loop.batches[0], trial.plain)
-    positions = tokens.inputs.get("position_ids")
-    if tokens.ids is None or not isinstance(positions, torch.Tensor) or positions.shape != tokens.ids.shape:
-        return None
-    for row in range(len(positions)):
-        starts = (positions[row] == 0).nonzero()[:, 0].tolist()
-        counted = tokens.counted(row)
-        later = [column for column in counted if len(starts) > 1 and column > starts[1]]
-        earlier = [column for column in counted if len(starts) > 1 and starts[0] < column < starts[1]]
-        if not later or not earlier:
-            continue
-        if starts[1] in counted:
-            words = "the first token of a packed text counts in the loss: it is predicted from the text before it"
-            return Line("packed", WRONG, words, "set its label to -100")
-        labels = tokens.only([(row, column) for column in later])
-        if depends_on(trial, tokens, labels, (row, earlier[-1])):
-            words = "a text attends to the one that is packed before it"
-            fix = "give the attention the lengths of the texts (cu_seq_lens, or a mask of blocks)"
-            return Line("packed", WRONG, words, fix)
-        return Line("packed", OK, "texts that are packed into one row do not see each other")
-    return None
-
-
 def check_copies(trial: Trial) -> Line | None:
     """The loss of a batch that holds each row two or three times is that of the batch."""
     if trial.loop.joined is not None:

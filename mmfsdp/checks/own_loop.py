@@ -27,10 +27,11 @@ from .forward_checks import (
     check_written,
     kept_state,
 )
-from .label_checks import check_copies, check_labels, check_mean, check_packed, check_padding, check_shift
+from .label_checks import check_copies, check_labels, check_mean, check_padding, check_shift
 from .lines import NOTE, WRONG, Line, Report, from_plain, merge, to_plain
 from .loop_checks import LOOP_CHECKS, check_seeds, watch_loop
 from .outcome import RANKS, as_result, lines_from_ranks, persons_code
+from .packed import check_packed
 from .step_checks import CHECKS
 from .token_batch import micro_batches_of
 from .trial import Loop, Trial
@@ -43,8 +44,8 @@ FORWARD_CHECKS = (check_registered, check_same_code, check_written, check_random
 """In order. Every rank calls each."""
 TOKEN_CHECKS = (check_labels, check_padding, check_copies, check_mean, check_shift, check_packed)
 """In order, for one rank."""
-COMPARE_THE_WHOLE = ("mean", "shift", "buffers", "trained", "derivatives", "gradients", "norm", "evaluation", "frozen",
-                     "no picture")  # fmt: skip
+COMPARE_THE_WHOLE = ("mean", "shift", "packed", "buffers", "trained", "derivatives", "gradients", "norm", "evaluation",
+                     "frozen", "no picture")  # fmt: skip
 """Checks that name the kind of a fault only if no check before them has found it."""
 FOLLOWS = {"written": "same code", "padding": "written", "loss": "written", "seeds": "random"}
 """By check: the check whose fault makes this one wrong, too."""

@@ -218,14 +218,20 @@ def check_hooks(trial: Trial) -> Line | None:
 def check_precision(trial: Trial) -> Line | None:
     """A step changes the parameters that are stored in 16 bits: an update may be smaller than their precision."""
     unmoved = trial.steps_alone[0].unmoved
-    if not unmoved:
-        return None
     lost = [name for name, share in unmoved.items() if share > MAX_UNMOVED]
     if lost:
         dtype = str(trial.plain.get_parameter(lost[0]).dtype).removeprefix("torch.")
         words = f"a step leaves most values of {parts(lost, trial.trainable)} as they were: it is smaller than the"
         fix = "store what trains in float32, and compute in 16 bits by mixed precision (MixedPrecisionPolicy, autocast)"
         return Line("precision", WRONG, f"{words} precision of {dtype}", fix)
+    cast = [name for name, p in trial.plain.named_parameters() if id(p) in trial.precision.cast]
+    if cast:
+        words = f"autocast casts {parts(cast, dict(trial.plain.named_parameters()))} in each forward, since it keeps"
+        return Line(
+            "precision", NOTE, f"{words} only the casts of what trains; frozen matrices can be stored in 16 bits"
+        )
+    if not unmoved:
+        return None
     return Line("precision", OK, f"a step changes the {len(unmoved)} trainable tensors that are stored in 16 bits")
 
 
@@ -247,7 +253,7 @@ def check_gradients(trial: Trial) -> Line:
         words = f"{len(found)} trainable tensors have, on their own shards, the gradient of one process"
         return Line("gradients", OK, f"{words} (largest difference {largest:.0e})")
     factors = rank_factors(ours, theirs, trial.ranks, trial.tolerance)
-    if factors:
+    if any(abs(factor - 1) > trial.tolerance for factor in factors):
         each = ", ".join(f"{factor:.3g}" for factor in factors)
         words = f"they are those of one process, multiplied on ranks 0 and 1 by {each}"
         if max(factors) - min(factors) > trial.tolerance:
@@ -257,6 +263,8 @@ def check_gradients(trial: Trial) -> Line:
     missing = [name for name in wrong if ours.get(name) is None]
     why = f"; {parts(missing, found)} have none at all" if missing else ""
     fix = "look for code in the forward that runs on one rank only, and read the checks above"
+    if missing and trial.precision.autocast:
+        fix = "begin autocast anew for each forward: it keeps the casts of one under no_grad, which FSDP has freed"
     return Line("gradients", WRONG, f"not those of one process in {parts(wrong, found)}{why}", fix)
 
 

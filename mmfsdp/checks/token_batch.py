@@ -66,6 +66,12 @@ class TokenBatch:
         same_shape = self.labels is not None and isinstance(ids, Tensor) and ids.shape == self.labels.shape
         self.ids: Tensor | None = ids if same_shape else None
 
+    @property
+    def shape(self) -> torch.Size:
+        """Return (B, L)."""
+        assert self.ids is not None
+        return self.ids.shape
+
     def loss(self, trial_loss: Any, **changes: Tensor) -> float:
         """Return the loss in eval mode, with other tensors in the place of some."""
         inputs = self.inputs | changes

@@ -22,12 +22,11 @@ from ..core.weights import copy_from_rank0
 from ..data.own_random import seed_all
 from .differences import LOW_TOLERANCE, TOLERANCE, buffer_digests, frozen_digests, settings_of
 from .random_state import random_digests, random_states, restore_random
-from .watched_step import ModuleModes
+from .watched_step import LOW_PRECISION, ModuleModes, WatchedPrecision
 
 STEPS = 2
 """Steps that are compared: the second shows what the first left behind."""
 CPU = torch.device("cpu")
-LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,8 @@ class Trial:
         """Modules that were in train mode before a forward of `check_random`, and not after it."""
         self.draws: list[int] = []
         """Generators, by their place in GENERATORS, from which a forward draws."""
+        self.precision = WatchedPrecision()
+        """Of all steps."""
         self.buffers_at_start = buffer_digests(self.plain)
         copy_from_rank0(self.plain, CPU)
 
@@ -111,8 +112,9 @@ class Trial:
         self.other_weights = self._other_weights()
         self.frozen_before = frozen_digests(self.params)
         self.plain_optimizer = loop.optimizer(self.plain)
-        self.steps_alone = [self.step_alone(loop.batches) for _ in range(STEPS)]
-        self.steps = [self.step_on_ranks(self.batch) for _ in range(STEPS)]
+        with self.precision:
+            self.steps_alone = [self.step_alone(loop.batches) for _ in range(STEPS)]
+            self.steps = [self.step_on_ranks(self.batch) for _ in range(STEPS)]
         self.settings_at_end = settings_of(self.optimizer)
         self.frozen_after = frozen_digests(self.params)
         self.buffers_at_end = buffer_digests(self.model, wrapped=True)
@@ -134,7 +136,7 @@ class Trial:
                 policy = module.mixed_precision
             for dtype in (getattr(policy, "param_dtype", None), getattr(policy, "reduce_dtype", None)):
                 dtypes.add(dtype or torch.float32)
-        return LOW_TOLERANCE if dtypes & set(LOW_PRECISION) else TOLERANCE
+        return LOW_TOLERANCE if dtypes & LOW_PRECISION or self.precision.in_16_bits else TOLERANCE
 
     def step_alone(self, batches: Sequence[Any]) -> Step:
         """Do a step in one process."""

@@ -1,4 +1,4 @@
-"""WatchedStep: what a step of one's own does in one process, seen from hooks on its model and optimizer."""
+"""Watch what a step does, by hooks: ModuleModes, WatchedPrecision, and WatchedStep for a loop of one's own."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from ..core.micro_batch import IGNORED_LABEL
+
+LOW_PRECISION = {torch.bfloat16, torch.float16}
 
 
 def has_modes(module: nn.Module) -> bool:
@@ -64,6 +68,38 @@ class ModuleModes:
                 self.modes.setdefault(name, set()).add(module.training)
 
         return before_forward
+
+
+class WatchedPrecision:
+    """Note which modules compute in 16 bits, and what autocast casts, of all modules that run while it is entered."""
+
+    def __init__(self) -> None:
+        self.in_16_bits = False
+        """A module has returned such a tensor."""
+        self.autocast = False
+        """A module has run under autocast."""
+        self.cast: set[int] = set()
+        """The ids of the frozen matrices in fp32 of modules that have run under autocast."""
+        self.handles: list[Any] = []
+
+    def __enter__(self) -> WatchedPrecision:
+        self.handles = [register_module_forward_pre_hook(self._before), register_module_forward_hook(self._after)]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def _before(self, module: nn.Module, _: Any) -> None:
+        if torch.is_autocast_enabled("cpu"):
+            self.autocast = True
+            for p in module.parameters(recurse=False):
+                if p.dim() > 1 and p.dtype is torch.float32 and not p.requires_grad:
+                    self.cast.add(id(p))
+
+    def _after(self, _: nn.Module, args: Any, output: Any) -> None:
+        dtypes = {leaf.dtype for leaf in tree_leaves(output) if isinstance(leaf, Tensor)}
+        self.in_16_bits |= bool(dtypes & LOW_PRECISION)
 
 
 class WatchedStep:

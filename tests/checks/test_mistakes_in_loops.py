@@ -14,7 +14,7 @@ from tests.ranks import on_ranks
 OWN = Path(__file__).resolve().parents[1] / "files/own"
 sys.path.insert(0, str(OWN))
 try:
-    from mistakes import NAMED, OTHERS, RIGHT, parts_of
+    from mistakes import NAMED, NOTES, OTHERS, RIGHT, parts_of
 finally:
     sys.path.remove(str(OWN))
 CASES = NAMED | OTHERS
@@ -60,3 +60,11 @@ def test_a_mistake_is_found_by_a_line_of_its_own(lines, name):
 @pytest.mark.parametrize("name", kept({name: parts_of(loop) for name, loop in RIGHT.items()}))
 def test_nothing_is_found_in_a_right_loop(lines, name):
     assert not wrong(lines[name]), "\n".join(map(str, lines[name]))
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", NOTES)
+def test_what_is_no_mistake_is_told_in_a_note(lines, name):
+    check, words = NOTES[name]
+    [line] = [line for line in lines[name] if line.check == check]
+    assert line.state == "note" and words in line.text

@@ -7,9 +7,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
+from torch.utils.checkpoint import checkpoint
 
 VOCABULARY, WIDTH, PADDING = 32, 8, 0
 
@@ -44,9 +47,12 @@ class Captioner(nn.Module):
     def forward(self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor, pictures: Tensor) -> dict[str, Tensor]:
         x = self.table(input_ids) + self.projector(self.encode(pictures))[:, None]
         for block in self.blocks:
-            x = block(x, attention_mask)
+            x = self.run(block, x, attention_mask)
         logits = self.head(x)
         return {"loss": self.loss(logits, labels), "logits": logits}
+
+    def run(self, block: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
+        return block(x, mask)
 
     def encode(self, pictures: Tensor) -> Tensor:
         return self.encoder(pictures)
@@ -73,7 +79,7 @@ class Right:
 
     def set_modes(self, model: nn.Module) -> nn.Module:
         model.train()
-        model.encoder.eval()
+        getattr(model, "module", model).encoder.eval()  # .module: of DDP and FSDP1
         return model
 
     def wrap(self, model: nn.Module) -> None:
@@ -178,6 +184,13 @@ def accumulate_with_zeros(self: Right, model: nn.Module, batch: Any) -> None:
         (model(**each)["loss"] / len(batch)).backward()
 
 
+def accumulate_without_sync(self: Right, model: nn.Module, batch: Any) -> None:
+    for number, each in enumerate(batch, start=1):
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(number == len(batch))
+        (model(**each)["loss"] / len(batch)).backward()
+
+
 def step_without_zeros(self: Right, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
     self.backward(model, batch)
     optimizer.step()
@@ -203,6 +216,36 @@ def step_clipped_too_late(self: Right, model: nn.Module, optimizer: torch.optim.
     optimizer.zero_grad()
 
 
+def step_with_schedule(self: Right, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> Any:
+    norm = Right.step(self, model, optimizer, batch)
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.9
+    return norm
+
+
+def backward_by_tokens_of_all(self: Right, model: nn.Module, batch: Any) -> None:
+    """The mean over the label tokens of all ranks: FSDP averages gradients over ranks."""
+    tokens = torch.tensor(float(label_count(batch)))
+    of_all = tokens.clone()
+    dist.all_reduce(of_all)
+    (model(**batch)["loss"] * tokens * dist.get_world_size() / of_all).backward()
+
+
+def backward_in_autocast(self: Right, model: nn.Module, batch: Any) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(**batch)["loss"]
+    loss.backward()
+
+
+def backward_after_kept_casts(self: Right, model: nn.Module, batch: Any) -> None:
+    """Autocast keeps the casts of a forward under no_grad, and those are of parameters that FSDP has freed."""
+    with torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad():
+            model(**batch)
+        loss = model(**batch)["loss"]
+    loss.backward()
+
+
 def backward_by_ranks(self: Right, model: nn.Module, batch: Any) -> None:
     (model(**batch)["loss"] / dist.get_world_size()).backward()
 
@@ -212,6 +255,20 @@ def backward_by_ranks(self: Right, model: nn.Module, batch: Any) -> None:
 
 def one_batch(self: Right, rank: int) -> Any:
     return Right.batch(self, 0)
+
+
+def fewer_labels(self: Right, rank: int) -> Any:
+    batch = Right.batch(self, rank)
+    batch["labels"][0, : 4 + 3 * rank] = -100
+    return batch
+
+
+def optimizer_of_groups(self: Right, model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = Right.optimizer(self, model)
+    trainable = optimizer.param_groups[0]["params"]
+    matrices = {"params": [p for p in trainable if p.dim() > 1], "weight_decay": 0.1}
+    vectors = {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0}
+    return torch.optim.AdamW([matrices, vectors], lr=1e-2)
 
 
 def rate_by_rank(self: Right, model: nn.Module) -> torch.optim.Optimizer:
@@ -300,6 +357,10 @@ def sum_of_labels(self: Captioner, logits: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(logits[:, :-1].mT, labels[:, 1:], reduction="sum")
 
 
+def smoothed(self: Captioner, logits: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), label_smoothing=0.1)
+
+
 def with_extra_sum(self: Captioner, logits: Tensor, labels: Tensor) -> Tensor:
     return Captioner.loss(self, logits, labels) + 1e-3 * logits[:, :2].logsumexp(dim=-1).square().sum()
 
@@ -337,6 +398,21 @@ class SeesAhead(Captioner):
             x = block(x, attention_mask)
         logits = self.head(x + self.projector(self.encode(pictures))[:, None])
         return {"loss": self.loss(logits, labels), "logits": logits}
+
+
+class MaskedWords(SeesAhead):
+    """Predicts the words that are hidden, from those before and after them."""
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def hidden_words(self: Right, rank: int) -> Any:
+    batch = Right.batch(self, rank)
+    hidden = torch.zeros_like(batch["labels"], dtype=torch.bool)
+    hidden[:, 2::3] = True
+    labels = batch["input_ids"].masked_fill(~hidden | (batch["attention_mask"] == 0), -100)
+    return batch | {"input_ids": batch["input_ids"].masked_fill(labels != -100, 2), "labels": labels}
 
 
 # ---- the model ----
@@ -389,6 +465,42 @@ class SharedCodebook(Codebook):
         mean = features.mean(dim=0)
         dist.all_reduce(mean)
         return mean / dist.get_world_size()
+
+
+def run_checkpointed(self: Captioner, block: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
+    return checkpoint(block, x, mask, use_reentrant=False)
+
+
+def run_for_some_rows(self: Captioner, block: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
+    """Stochastic depth: all ranks run the block, for other rows."""
+    keep = torch.rand(len(x), 1, 1) < 0.8
+    return x + (block(x, mask) - x) * keep / 0.8 if self.training else block(x, mask)
+
+
+class Adapted(Captioner):
+    """A frozen encoder with an adapter, whose second matrix begins as zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def encode(self, pictures: Tensor) -> Tensor:
+        features = self.encoder(pictures)
+        return features + self.up(self.down(features))
+
+
+class FrozenDropout(Captioner):
+    """A frozen encoder that drops features in train mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(6, WIDTH), nn.Dropout(0.1))
+
+
+@torch.no_grad()
+def encode_without_graph(self: Captioner, pictures: Tensor) -> Tensor:
+    return self.encoder(pictures)
 
 
 def set_seed_in_forward(self: Captioner, pictures: Tensor) -> Tensor:
@@ -449,6 +561,25 @@ def wrap_norms(self: Right, model: nn.Module) -> None:
     for block in model.blocks:
         fully_shard(block.norm)
     Right.wrap(self, model)
+
+
+def wrap_in_bf16(self: Right, model: nn.Module) -> None:
+    whole = MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=torch.bfloat16)
+    fully_shard(model.encoder, mp_policy=whole)  # its batch norm keeps statistics in float32
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for module in (model.projector, *model.blocks):
+        fully_shard(module, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+
+
+def wrap_ddp(self: Right, model: nn.Module) -> nn.Module:
+    return DistributedDataParallel(model)
+
+
+def wrap_fsdp1(self: Right, model: nn.Module) -> nn.Module:
+    by_block = ModuleWrapPolicy({Block})
+    device = torch.device("cpu")
+    return FullyShardedDataParallel(model, auto_wrap_policy=by_block, use_orig_params=True, device_id=device)
 
 
 def train_frozen(self: Right, model: nn.Module) -> nn.Module:
@@ -536,6 +667,43 @@ def packed_rows(self: Right, rank: int) -> Any:
 def packed_with_first(self: Right, rank: int) -> Any:
     batch = packed_rows(self, rank)
     return batch | {"labels": batch["input_ids"].clone()}
+
+
+class PackedAtPlaces(Packed):
+    """Each token has a vector of its position; the numbers in the mask say of which text it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Embedding(10, WIDTH)
+
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor, position_ids: Tensor
+    ) -> dict[str, Tensor]:
+        same = (attention_mask[:, :, None] == attention_mask[:, None]).tril()
+        x = self.projector(self.table(input_ids) + self.places(self.positions(position_ids)))
+        x = x + (same / same.sum(dim=2, keepdim=True)) @ self.blocks[0](x)
+        logits = self.head(x)
+        return {"loss": self.loss(logits, labels), "logits": logits}
+
+    def positions(self, position_ids: Tensor) -> Tensor:
+        return position_ids
+
+
+class PackedByColumn(PackedAtPlaces):
+    """Takes the column in the row for the position in the text."""
+
+    def positions(self, position_ids: Tensor) -> Tensor:
+        return torch.arange(position_ids.shape[1])[None].expand_as(position_ids)
+
+
+def numbered_rows(self: Right, rank: int) -> Any:
+    batch = packed_rows(self, rank)
+    del batch["pictures"]
+    return batch | {"attention_mask": torch.ones(3, 10, dtype=torch.long) + (torch.arange(10) >= 5)}
+
+
+def numbered_rows_whose_positions_go_on(self: Right, rank: int) -> Any:
+    return numbered_rows(self, rank) | {"position_ids": torch.arange(10)[None].repeat(3, 1)}
 
 
 Case = tuple[type[Right], str, str]
@@ -664,6 +832,21 @@ OTHERS: dict[str, Case] = {
         "packed",
         "the first token of a packed text counts in the loss",
     ),
+    "positions of packed texts that go on": (
+        change(Model=PackedAtPlaces, batch=numbered_rows_whose_positions_go_on),
+        "packed",
+        "predicted otherwise than by itself: its positions begin at 5",
+    ),
+    "a column for a position": (
+        change(Model=PackedByColumn, batch=numbered_rows),
+        "packed",
+        "a text that begins in column 5 of a row is predicted otherwise than by itself",
+    ),
+    "casts that autocast keeps": (
+        change(backward=backward_after_kept_casts),
+        "gradients",
+        "have none at all",
+    ),
 }
 """Mistakes that were found beside them."""
 
@@ -677,6 +860,28 @@ RIGHT: dict[str, type[Right]] = {
     "a gather with a gradient": change(Model=Contrastive, batch=pairs),
     "padding on the left": change(batch=padded_on_the_left),
     "packed rows": change(Model=Packed, batch=packed_rows),
+    "packed rows whose positions begin again": change(Model=PackedAtPlaces, batch=numbered_rows),
     "tied table": change(Model=Tied),
+    "reduced once for all micro-batches": change(backward=accumulate_without_sync, batch=two_batches),
+    "weighted by label tokens over ranks": change(backward=backward_by_tokens_of_all, batch=fewer_labels),
+    "a schedule and two groups": change(optimizer=optimizer_of_groups, step=step_with_schedule),
+    "label smoothing": model(loss=smoothed),
+    "masked words": change(Model=MaskedWords, batch=hidden_words),
+    "activation checkpointing": model(run=run_checkpointed),
+    "stochastic depth": model(run=run_for_some_rows),
+    "an adapter that begins as zeros": change(Model=Adapted),
+    "an encoder under no_grad": model(encode=encode_without_graph),
+    "autocast": change(backward=backward_in_autocast),
+    "mixed precision": change(wrap=wrap_in_bf16),
+    "DDP": change(wrap=wrap_ddp),
+    "dropout of a frozen encoder": change(Model=FrozenDropout, set_modes=train_frozen),
+    "FSDP1": change(wrap=wrap_fsdp1, step=step_with_zeros_first),
 }
 """Right loops, in which nothing may be found."""
+
+NOTES: dict[str, tuple[str, str]] = {
+    "as it is": ("optimizer", "weight decay pulls norms, biases and the like to zero: blocks.0"),
+    "autocast": ("precision", "autocast casts encoder.0.weight in each forward"),
+    "dropout of a frozen encoder": ("mode", "dropout of frozen parts is on: encoder.1"),
+}
+"""By the right loop: the check that says something of it in a note, and words of the line."""
