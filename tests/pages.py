@@ -57,6 +57,11 @@ def own_loop() -> str:
     return f"```python\n{script}```\n"
 
 
+def own_scheduler() -> str:
+    """The scheduler that the tests use."""
+    return f"```python\n{(ROOT / 'tests/toy_scheduler.py').read_text(encoding='utf-8')}```\n"
+
+
 def options() -> str:
     """A table of field and backend, from what each backend can honor; the meaning of the fields."""
     rows = []
@@ -199,6 +204,7 @@ MADE = {
     "frozen_dtype": _described(FrozenDtype),
     "options": options,
     "own_loop": own_loop,
+    "own_scheduler": own_scheduler,
     "lint": lint,
     "machines": machines,
     "cards": cards,

@@ -107,7 +107,9 @@ def test_core_imports_torch_and_params_only():
 @pytest.mark.parametrize("room", NO_TORCH)
 def test_light_rooms_do_not_import_torch(room):
     modules = [f"mmfsdp.{room}"] + [
-        f"mmfsdp.{room}.{path.stem}" for path in files(room) if room in ("hangs", "run", "widgets")
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        for path in files(room)
+        if room in ("hangs", "run", "widgets")
     ]
     code = "import sys, importlib\n"
     code += f"for name in {[m for m in modules if not m.endswith('__')]}: importlib.import_module(name)\n"

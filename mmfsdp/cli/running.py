@@ -17,9 +17,9 @@ from ..params.base import read_yaml, without_controls
 from ..params.flags import params_of
 from ..run.handle import Run
 from ..run.launch import launch as start_run
+from ..run.launchers.registry import check_no_replay, launcher_for
 from ..run.placement import trains_on, with_ranks
 from ..run.progress import part_of
-from ..run.record import check_no_replay
 from ..run.snapshot import Snapshot
 from ..run.state import SWEEP_FILE, find_runs, run_state, runs_table
 from ..run.sweep import Sweep
@@ -68,14 +68,13 @@ def launch(values: Namespace) -> int:
 
 def dry_run(params: RunParams) -> int:
     """Print what sbatch would receive and, on stderr, what the job asks for and when Slurm would start it."""
-    from ..run.site import question_lines, settled
-    from ..run.slurm import option_names, slurm_executor, text_of  # imports submitit
+    from ..run.site import settled
 
     params = settled(params)
-    executor = slurm_executor(params)
-    print(text_of(executor), end="", flush=True)
+    text, lines = launcher_for(params).dry_run(params)
+    print(text, end="", flush=True)
     print(file=sys.stderr)  # the batch file has no line end at its end
-    for line in question_lines(params, text_of(executor), option_names(executor)):
+    for line in lines:
         print(without_controls(line), file=sys.stderr)
     return 0
 

@@ -236,11 +236,15 @@ LAYOUTS = ("from_pretrained", "adapter", "open_flamingo")
 
 
 class Executor(Choice):
-    """The starter of the ranks."""
+    """The launcher of the ranks. A new one is an entry here and a class in run/launchers (launcher.py there)."""
 
-    LOCAL = "local", "Processes on this machine."
-    SLURM = "slurm", "A job of a Slurm cluster."
-    SRUN = "srun", "A step of the Slurm job that this process is in, such as a hub's notebook."
+    LOCAL = "local", "Processes on this machine.", "mmfsdp.run.launchers.local_launcher:Local"
+    SLURM = "slurm", "A job of a Slurm cluster.", "mmfsdp.run.launchers.slurm_launcher:Slurm"
+    SRUN = (
+        "srun",
+        "A step of the Slurm job that this process is in, such as a hub's notebook.",
+        "mmfsdp.run.launchers.srun_launcher:Srun",
+    )
 
 
 class GpusAs(Choice):

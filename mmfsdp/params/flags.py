@@ -188,7 +188,8 @@ def _metavar(field: FieldInfo) -> str:
     kind = _without_none(field.annotation)
     if isinstance(kind, type) and issubclass(kind, Enum):
         choices = ",".join(choice.value for choice in kind)
-        return f"{{{choices}}}" if len(choices) < WIDTH // 2 else "NAME"  # else the help lists them
+        names = f"{{{choices}}}" if len(choices) < WIDTH // 2 else "NAME"  # else the help lists them
+        return f"{names}|MODULE:NAME" if names_own_code(field.annotation) else names
     if names_own_code(field.annotation):
         return "MODULE:NAME"
     if is_yaml(field):

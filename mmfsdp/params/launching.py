@@ -10,8 +10,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
-from .base import ParamError, Params
+from .base import ANY_OTHER, ParamError, Params, did_you_mean
 from .enums import Device, Executor, GpusAs
+from .own import OwnCode, check_own, is_own_code
 
 JOB_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that a cluster sends to every process of a job, not to its ranks alone."""
@@ -77,6 +78,9 @@ SLURM_FIELDS = (
 STEP_FIELDS = ("cluster", "nodes", "gpus_per_node", "cpus_per_task", "host", "interface", "srun", "hub_offline")
 """Those of them that have an effect with executor srun, too."""
 
+FIELDS_OF = {Executor.LOCAL: (), Executor.SLURM: SLURM_FIELDS, Executor.SRUN: STEP_FIELDS}
+"""Executor -> those of them that have an effect with it."""
+
 CPUS_BESIDE_A_GPU = 8
 """CPUs of a rank on a GPU, for its threads and data workers: Slurm gives one. Nodes have 8 to 16 for each GPU."""
 
@@ -90,9 +94,9 @@ class LaunchParams(Params):
     folder: str = Field("runs", min_length=1)
     """Folder of all runs; on Slurm, on a file system that all nodes share. Default runs, in the current folder."""
 
-    executor: Executor = Executor.LOCAL
-    """Place of the ranks: local (this machine), slurm (a job), srun (a step of the job that this notebook or terminal
-    runs in). Default local."""
+    executor: Executor | OwnCode = Executor.LOCAL
+    """Launcher of the ranks: local (this machine), slurm (a job), srun (a step of the job that this notebook or
+    terminal runs in), or the import path of your own, such as my_scheduler:Queue. Default local."""
 
     ranks: int | None = Field(None, ge=1)
     """Processes that train together, on all nodes; a count. Default unset: one for each GPU of this machine, or on
@@ -191,9 +195,16 @@ class LaunchParams(Params):
     """
 
     NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
-        **dict.fromkeys(SLURM_FIELDS, ("executor", (Executor.SLURM,))),
-        **dict.fromkeys(STEP_FIELDS, ("executor", (Executor.SLURM, Executor.SRUN))),
+        name: ("executor", tuple(executor for executor, fields in FIELDS_OF.items() if name in fields))
+        for name in SLURM_FIELDS
     }
+
+    def unavailable(self, name: str, value: Any = ANY_OTHER) -> str:
+        """Return why the field cannot have this value, or "".
+
+        A launcher of one's own says at the launch which fields it uses: naming it runs nothing.
+        """
+        return "" if is_own_code(self.executor) else super().unavailable(name, value)
 
     @property
     def world_size(self) -> int:
@@ -241,6 +252,18 @@ class LaunchParams(Params):
             return max(CPUS_BESIDE_A_GPU, self.threads or 0)
         return self.threads
 
+    @field_validator("executor", mode="before")
+    @classmethod
+    def _read_executor(cls, value: Any) -> Any:
+        """Return the entry of the registry that has this name, or what names own code."""
+        path = value.get("call") if isinstance(value, dict) else value
+        if isinstance(path, str) and ":" in path:
+            return check_own(value)
+        if isinstance(value, str) and value in list(Executor):
+            return Executor(value)
+        words = f"{value!r} is not allowed{did_you_mean(str(value), list(Executor))}"
+        raise ValueError(f"{words}, or the import path of your own launcher, such as my_scheduler:Queue")
+
     @field_validator("gpus_per_node", mode="before")
     @classmethod
     def _read_gpus(cls, value: Any) -> Any:
@@ -259,7 +282,10 @@ class LaunchParams(Params):
 
     @model_validator(mode="after")
     def _check_slurm(self) -> Self:
-        if self.executor is Executor.LOCAL:
+        if self.ranks is not None and self.ranks % self.nodes:
+            words = f"{self.ranks} do not spread evenly over {self.nodes} nodes; make it a multiple of launch.nodes"
+            raise ParamError("ranks", words)
+        if self.unavailable("srun") or is_own_code(self.executor):  # Slurm does not start the ranks
             return self
         check_options("sbatch", self.sbatch, SBATCH_FIELDS, SBATCH_BREAKS)
         check_options("srun", self.srun, SRUN_FIELDS, SRUN_BREAKS)
@@ -268,9 +294,6 @@ class LaunchParams(Params):
                 if gres.partition(":")[0] == "gpu":
                     words = f"{gres!r} asks for GPUs, as launch.gpus_per_node does; set that with launch.gpus_as gres"
                     raise ParamError("gres", f"{words}, or launch.gpus_as to none if only a gres can name them")
-        if self.ranks is not None and self.ranks % self.nodes:
-            words = f"{self.ranks} do not spread evenly over {self.nodes} nodes; make it a multiple of launch.nodes"
-            raise ParamError("ranks", words)
         if any(letter in "%\\\x7f" or letter < " " for letter in self.folder):
             raise ParamError("folder", f"{self.folder!r} holds % or \\ or a control character, which Slurm interprets")
         return self

@@ -72,6 +72,11 @@ def names_own_code(annotation: Any) -> bool:
     return OwnCode in get_args(annotation)
 
 
+def is_own_code(value: Any) -> bool:
+    """Return True for a value of such a field that names own code: it is set, and no choice of ours."""
+    return value is not None and not isinstance(value, Enum)
+
+
 def own_fields(params: Params) -> list[tuple[str, OwnCode]]:
     """Return (dotted name, value) of all own code that parameters name. Each value of a list has the list's name."""
     found: list[tuple[str, OwnCode]] = []
@@ -79,7 +84,7 @@ def own_fields(params: Params) -> list[tuple[str, OwnCode]]:
         value = getattr(params, name)
         values = value if isinstance(value, tuple) else (value,)
         if names_own_code(field.annotation):
-            found += [(name, each) for each in values if each is not None and not isinstance(each, Enum)]
+            found += [(name, each) for each in values if is_own_code(each)]
             continue
         for place, each in enumerate(values):
             if isinstance(each, Params):

@@ -12,7 +12,7 @@ from .base import ANY_OTHER, ParamError, Params, did_you_mean, read_yaml, unknow
 from .data import DataParams
 from .enums import Executor, StateDictType
 from .fsdp import FSDPParams
-from .launching import SLURM_FIELDS, STEP_FIELDS, LaunchParams
+from .launching import SLURM_FIELDS, LaunchParams
 from .model import ModelParams
 from .profiles import profile_path
 from .train import TrainParams
@@ -114,8 +114,8 @@ def with_cluster(launch: LaunchParams) -> LaunchParams:
     profile = read_cluster(launch.cluster).launch
     changes: dict[str, Any] = {"cluster": None}
     for name in _CLUSTER_FIELDS:
-        if launch.executor is Executor.SRUN and name not in (*STEP_FIELDS, "timeout_min"):
-            continue  # the job that the step is in has its partition, and so on
+        if launch.unavailable(name):
+            continue  # the job that a step is in has its partition, and so on
         own, common = getattr(launch, name), getattr(profile, name)
         if name in _JOINED:
             changes[name] = common + own

@@ -1,7 +1,8 @@
 """The run room: start the ranks of a run, watch them, and know the state of a run from any process. Imports no torch.
 
-`launch` -> a supervisor in a session of its own (or the process that submits a Slurm job) -> submitit -> one process
-per rank, each calling the entry function with the run folder. Local ranks on the CPU are forks of one process.
+`launch` -> a supervisor in a session of its own (or the process that submits a Slurm job) -> a launcher (launchers/),
+by submitit or by a scheduler of its own -> one process per rank, each calling the entry function with the run folder.
+Local ranks on the CPU are forks of one process.
 
 The run folder is the database. Every file in it but events.jsonl has one writer:
 
@@ -14,7 +15,7 @@ The run folder is the database. Every file in it but events.jsonl has one writer
 | logs/rank<N>.beat | rank N: its heartbeat, which names what it is about to do |
 | logs/backbones.* | the process that pretrains the backbones of a run: how far it is, what it prints |
 | logs/ranks.* | a Slurm job: preempted (any rank), exit code (its batch script) |
-| logs/*_<N>_log.out | rank N: what it prints (submitit's files) |
+| logs/*_<N>_log.out | rank N: what it prints (submitit's files, but for a launcher without it) |
 | metrics.jsonl | rank 0: one line per step; metrics-rank<N>.jsonl for the others |
 | events.jsonl | anybody: saved, preempted, resumed and the like, one line each |
 | code/, code.json | `launch`: the person's own modules, and the versions of the packages that they import |
@@ -26,8 +27,9 @@ Read in this order:
 
 1. folder, record: the files above, and the records in them.
 2. launch, start, placement, own_code, trust: from a person's call to a started run.
-3. supervisor and local, with fork, forked_ranks and warm, or slurm and never_starts: who starts the ranks and watches
-   them, once the backbones are there (pretraining); hang: the rank that hangs.
+3. launchers: who starts the ranks, local_launcher with fork, forked_ranks and warm, slurm_launcher with slurm and
+   never_starts; supervisor and local: who watches them, once the backbones are there (pretraining); hang: the rank that
+   hangs.
 4. rank, preempt: what each rank does before and around the entry function.
 5. snapshot: one look at a run, from any process; state, local_state, slurm_state, slurm_log: its state, a function of
    that; stages, progress: how far it is; reasons, error_kinds, trouble: what is wrong, and what to do.

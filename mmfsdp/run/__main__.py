@@ -1,7 +1,8 @@
-"""`python -m mmfsdp.run FOLDER`: supervise a local run, or submit a Slurm run. People call `mmfsdp run` or `launch`.
+"""`python -m mmfsdp.run FOLDER`: supervise a run, or submit a Slurm run. People call `mmfsdp run` or `launch`.
 
 `... FOLDER watchdog PID`: watch the job of rank 0, process PID. `... FOLDER asker PID`: ask the ranks of this node, of
 which PID is one, when they hang. `... FOLDER sweep`: start the runs of a sweep.
+`... FOLDER rank`: be one rank, for a launcher without submitit.
 `... FOLDER ranks`: start the ranks of a local run as forks of this process.
 `... FOLDER replay SPEED RECORDING`: play a recording.
 `... FOLDER backbones`: pretrain the backbones of a run. `... FOLDER track KIND ...`: hand the metrics of a run, or of a
@@ -23,6 +24,10 @@ elif role == "ranks":
     from .forked_ranks import fork_ranks
 
     fork_ranks(folder)
+elif role == "rank":
+    from .rank import run_alone
+
+    run_alone(folder)
 elif role == "asker":
     from .ask_ranks import wait_for_request
 
@@ -45,11 +50,6 @@ elif role == "replay":
 
     play(folder, float(sys.argv[3]), Path(sys.argv[4]))
 else:
-    from .supervisor import supervise, wait_for_record
+    from .supervisor import take_care
 
-    if wait_for_record(folder).executor == "slurm":
-        from .slurm import submit
-
-        submit(folder)
-    else:
-        supervise(folder)
+    take_care(folder)

@@ -10,9 +10,9 @@ from ..params import ParamError, RunParams
 from ..params.base import leaves
 from ..params.own import load_own, own_fields
 from .handle import Run
+from .launchers.registry import launcher_named
 from .own_code import read_code, sources_of
 from .placement import with_ranks
-from .record import REPLAY
 from .start import name_taken, runs_folder
 from .state import is_run
 
@@ -93,7 +93,7 @@ def differences(run: Run, params: RunParams) -> str:
 def is_replay(run: Run) -> bool:
     """Return True for a replay: nothing was trained in there."""
     record = run.record
-    return record is not None and record.executor == REPLAY
+    return record is not None and not launcher_named(record.executor).has_ranks
 
 
 def changed_code(run: Run, params: RunParams) -> list[str]:

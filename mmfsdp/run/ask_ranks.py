@@ -33,6 +33,7 @@ from ..hangs.rank_server import (
     with_groups,
 )
 from .folder import make_inner_folder, read_json, touch, write_bytes, write_text
+from .launchers.registry import launcher_named
 from .local import is_same_process
 from .record import RunRecord, rank_status
 
@@ -130,8 +131,8 @@ def _keep_for_torchfrtrace(folder: Path, sockets: Path, rank: int) -> None:
 def ask_ranks(folder: Path, record: RunRecord) -> dict[int, RankRecord]:
     """Return what each rank of a run has entered, by rank; an empty record for those that did not answer."""
     records = {rank: RankRecord(rank) for rank in range(record.ranks)}
-    sockets = sockets_here()
-    if record.executor != "local":
+    sockets, here = sockets_here(), launcher_named(record.executor).here
+    if not here:
         with suppress(OSError):  # as on a disk that is full
             touch(folder / "logs" / REQUEST)
     if sockets is not None:
@@ -140,7 +141,7 @@ def ask_ranks(folder: Path, record: RunRecord) -> dict[int, RankRecord]:
         if answer.answered:
             with suppress(OSError):  # the disk may be full: that is no reason to tell less
                 _write_answer(folder, answer)
-    if record.executor != "local":
+    if not here:
         records |= _answers_of_askers(folder, records)
     return records
 

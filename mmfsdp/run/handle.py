@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -28,24 +27,19 @@ from .folder import (
     write_json,
 )
 from .interrupt import interruptible
-from .local import is_here, is_supervised, processes_of, stop_processes
+from .launchers.registry import check_no_replay, launcher_named, launcher_of
 from .own_code import changes, code_of, read_code, read_versions, write_code
 from .placement import with_ranks
 from .preempt import simulate_preemption
-from .reasons import NO_SUCH_JOB, NOT_ITS_JOB, Reason
 from .record import (
-    REPLAY,
     TRAIN,
     RunRecord,
     RunState,
     Status,
-    cancelled_state,
     check_entry,
-    check_no_replay,
     read_status,
-    write_status,
 )
-from .slurm_state import ENDED, current_state, job_error, job_number, scancel
+from .slurm_state import job_number
 from .start import prepared, start_in, warn
 from .state import is_run, run_state
 from .trust import check_trusted, trust_run
@@ -56,10 +50,6 @@ def _tell_changes(tell: Callable[[Finding], object], words: str) -> None:
     """Warn that the own code, or a package that it imports, is not that of the launch; not without words."""
     if words:
         tell(Finding("warning", "own-code", f"the own code is not that of the launch: {words}"))
-
-
-KILL_AFTER_S = 2.0
-"""Seconds that the ranks of a cancelled job have before they are killed: submitit ignores the first signal."""
 
 
 class Run:
@@ -127,75 +117,9 @@ class Run:
             return state
         touch(self.path / "cancel")
         record = self.record
-        executor = record.executor if record else self.params.launch.executor.value
-        if executor == REPLAY:
-            self._cancel_replay(end)
-        elif executor == "slurm":
-            self._cancel_job(end)
-        else:
-            self._cancel_local(end)
+        launcher = launcher_of(self.path, record) if record else launcher_named(self.params.launch.executor)
+        launcher.stop(self.path, self.state, end)
         return self.state()
-
-    def _cancel_replay(self, end: float) -> None:
-        """Wait for the end of the player, which looks for the file `cancel`."""
-        while not self.state().done:
-            if time.monotonic() > end:
-                words = "its player does not answer: if it has ended, the replay counts as cancelled a minute later"
-                raise TimeoutError(f"{self.name} is not cancelled yet: {words}")
-            time.sleep(0.05)
-
-    def _cancel_local(self, end: float) -> None:
-        while True:
-            record = self.record  # None while the run is being launched
-            if self.state().done and not (record and is_here(record) and processes_of(record, self.path)):
-                return
-            if time.monotonic() > end:
-                raise TimeoutError(f"{self.name} is still running after its cancel: {self.state()}")
-            if record and is_here(record) and (not is_supervised(record) or time.monotonic() > end - 5):
-                stop_processes(record, self.path)  # there is no supervisor to do it
-            time.sleep(0.05)
-
-    def _cancel_job(self, end: float) -> None:
-        """Cancel by scancel where there is one; else the watchdog of the job finds the file `cancel`.
-
-        Raises ParamError if the job is another run's.
-        """
-        errors = [Reason()]
-        worker = threading.Thread(target=self._end_job, args=(errors,), daemon=True)
-        worker.start()  # scancel and squeue may take long to say that Slurm does not answer
-        worker.join(max(0.0, end - time.monotonic()))
-        if errors[-1].kind == NOT_ITS_JOB:
-            raise ParamError("run", f"{self.name} is not cancelled: {errors[-1]}")
-        if worker.is_alive():
-            words = errors[-1] or "its ranks take long to end"
-            raise TimeoutError(f"{self.name} is not cancelled yet: {words}; this process goes on trying while it lives")
-
-    def _end_job(self, errors: list[Reason]) -> None:
-        """End the Slurm job, for as long as it takes; `errors` receives what scancel says.
-
-        Until the run has ended, each round is in one of three states:
-
-        1. The job has no number yet. The process that submits it sees the file `cancel`; wait.
-        2. The number is known, and scancel was not called or failed: call it, and again in the next round if it fails.
-        3. scancel has worked. Wait for the end of the job; after KILL_AFTER_S, kill its processes, once.
-        """
-        number, kill_at, error = "", float("inf"), Reason()
-        while (self.path / "cancel").exists():
-            if error or (not number and self.job):
-                number, kill_at = self.job or "", time.monotonic() + KILL_AFTER_S
-                error = job_error(self.path, number) or scancel(number)
-            elif number and time.monotonic() > kill_at:
-                error = scancel("--signal=KILL", "--full", number)
-                kill_at = float("inf")
-            errors.append(error)
-            if error.kind == NOT_ITS_JOB:
-                return
-            known = current_state(number) if number else ""
-            if number and (known in ENDED or error.kind == NO_SUCH_JOB):
-                write_status(self.path, cancelled_state(self.path, self.record), finished=time.time())
-            if self.state().done:
-                return
-            time.sleep(0.2)
 
     def drill(self) -> None:
         """Preempt it as a cluster would: its ranks save, end and start again. Returns immediately.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import time
 from pathlib import Path
 
@@ -19,17 +18,19 @@ from ..hangs.rank_server import remove
 from ..hangs.stacks import main_stack, waits_for_workers
 from .ask_ranks import sockets_here
 from .folder import HEARTBEAT_BYTES, heartbeat_path, last_log_lines, make_inner_folder, open_own, read_heartbeat, touch
-from .local import JOB_VARIABLE, process_start, signal_rank
+from .launchers.registry import launcher_in_run
+from .local import process_start
 from .named_hang import kind_of_hang, name_hang_of
 from .reasons import NOT_STARTED, SHARED_MEMORY, SILENCE
-from .record import RunRecord, RunState, Status, because, rank_status, write_status
-from .slurm_state import scancel
+from .record import RunRecord, RunState, Status, because, write_status
 from .stages import SLOW_FACTOR, is_step, patience_s, progress_of
 
 NEVER_REPORTED = "start; can its node see launch.folder?"
 """The activity of a rank that has not reported anything: its process did not start, or it cannot see the folder."""
 _NO_SHARED_MEMORY = re.compile(r"^RuntimeError: unable to .*</torch_\w+>: No space left", re.MULTILINE)
 """What multiprocessing prints in a data worker that cannot hand over its batch, and goes on; its rank waits for it."""
+STACK_SIGNAL = signal.SIGUSR1
+"""Asks a rank to print the stacks of its threads into its log."""
 STACK_DUMP_S = 0.5
 """Seconds that a rank may take to write its stack into its log."""
 SUSPENDED_S = 5.0
@@ -124,17 +125,8 @@ class HangDetector:
 
 
 def dump_stack(folder: Path, record: RunRecord, rank: int) -> None:
-    """Make a rank write its stack into its log: faulthandler does so on SIGUSR1 (rank.py). On Slurm all ranks do."""
-    status = rank_status(folder, rank)
-    if record.executor == "srun":
-        from .job_step import signal_step
-
-        if signal_step(folder, record, signal.SIGUSR1):
-            time.sleep(STACK_DUMP_S)
-    elif record.executor == "slurm" and not scancel("--signal=USR1", os.environ[JOB_VARIABLE]):
-        time.sleep(STACK_DUMP_S)
-    elif status.get("host") == socket.gethostname():
-        signal_rank(folder, record, status, signal.SIGUSR1)  # without scancel only ranks on this machine can be reached
+    """Make a rank write its stack into its log, as it does on STACK_SIGNAL (rank.py). On Slurm all ranks do."""
+    if launcher_in_run(folder, record).print_stack(folder, record, rank, STACK_SIGNAL):
         time.sleep(STACK_DUMP_S)
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ..params import GENERATED, BackboneSource, Executor, ParamError, RunParams
+from ..params import GENERATED, BackboneSource, ParamError, RunParams
 from ..params.own import own_fields
 from ..params.run import with_cluster
 from .folder import read_json
@@ -71,7 +71,7 @@ def is_offline(params: RunParams) -> bool:
     So it is unless launch.hub_offline is false, or there is own code, which may ask.
     """
     launch = with_cluster(params.launch)
-    is_job = launch.executor in (Executor.SLURM, Executor.SRUN)
+    is_job = not launch.unavailable("hub_offline")
     return is_job and launch.hub_offline is not False and not own_fields(params)
 
 

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ RUN_VARIABLE = "MMFSDP_RUN"
 """Environment variable that marks every process of a run; its value is the identity of the run."""
 FOLDER_VARIABLE = "MMFSDP_FOLDER"
 """Environment variable of every process of a run: the run's folder. Somebody may copy the identity of another run."""
-JOB_VARIABLE = "SLURM_JOB_ID"
 
 
 def process_start(pid: int) -> float | None:
@@ -39,6 +38,13 @@ def process_start(pid: int) -> float | None:
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
     except (psutil.NoSuchProcess, psutil.AccessDenied, ValueError, OverflowError):
         return None
+
+
+def available_cores() -> int:
+    """Return the CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def oom_kills() -> int:
@@ -86,14 +92,12 @@ def is_supervised(record: RunRecord) -> bool:
 
 
 def belongs_to(process: psutil.Process, record: RunRecord, folder: Path) -> bool:
-    """Return True if a process says itself that it is of this run; on Slurm, of the job of the process that asks.
+    """Return True if a process says itself that it is of this run.
 
     The files of a folder are no proof: they may name any process of whoever cancels the run.
     """
     try:
         environment = process.environ()
-        if record.executor == "slurm":  # what a job inherits of the variables below depends on the cluster
-            return environment.get(JOB_VARIABLE) == os.environ.get(JOB_VARIABLE, "none")
         same_folder = os.path.samefile(environment.get(FOLDER_VARIABLE, ""), folder)
     except (psutil.Error, OSError):  # it has ended, it is another user's, or it is of no run
         return False
@@ -125,11 +129,21 @@ def processes_of(record: RunRecord, folder: Path) -> list[psutil.Process]:
     return processes
 
 
-def signal_rank(folder: Path, record: RunRecord, status: Mapping[str, Any], number: signal.Signals) -> None:
-    """Send a signal to the process of a rank, as its report names it, if that is a process of this run and alive."""
+def signal_rank(
+    folder: Path,
+    record: RunRecord,
+    status: Mapping[str, Any],
+    number: signal.Signals,
+    *,
+    belongs: Callable[[psutil.Process, RunRecord, Path], bool] = belongs_to,
+) -> None:
+    """Send a signal to the process of a rank, as its report names it, if that is a process of this run and alive.
+
+    belongs: returns True for a process of this run.
+    """
     pid, start = status.get("pid", 0), status.get("start", 0.0)
     with suppress(psutil.Error, ValueError, OverflowError, ProcessLookupError):
-        if is_same_process(pid, start) and belongs_to(psutil.Process(pid), record, folder):
+        if is_same_process(pid, start) and belongs(psutil.Process(pid), record, folder):
             os.kill(pid, number)
 
 

@@ -18,7 +18,7 @@ from .record import (
     cancelled_state,
     first_failure,
 )
-from .slow_start import slow_start
+from .slow_start import ranks_call, slow_start
 from .snapshot import Snapshot
 
 OTHER_HOST_TIMEOUT_S = 180.0
@@ -33,7 +33,7 @@ def local_state(look: Snapshot, record: RunRecord) -> RunState:
     if state.status is Status.STARTING and look.rows():
         state = replace(state, status=Status.RUNNING)
     if not is_here(record):  # all that is known is in its files
-        silence_s = _silence(look)
+        silence_s = silence_of(look)
         if silence_s > OTHER_HOST_TIMEOUT_S:
             return because(Status.LOST, f"no sign of life from {record.host} for {silence_s:.0f} s", kind=NO_SIGN)
         state = replace(state, why=state.why or Reason(f"its processes are on {record.host}, not on this machine"))
@@ -47,11 +47,11 @@ def local_state(look: Snapshot, record: RunRecord) -> RunState:
         words = f"its supervisor, process {record.pid}, is stopped, and nobody watches the ranks: "
         return replace(state, why=Reason(f"{words}`kill -CONT {record.pid}` lets it go on"))
     if state.status is Status.STARTING and not state.why:
-        state = replace(state, why=Reason(slow_start(look)))
+        state = replace(state, why=Reason(slow_start(look, ranks_call(look))))
     return state
 
 
-def _silence(look: Snapshot) -> float:
+def silence_of(look: Snapshot) -> float:
     """Return the seconds since a run on another machine last gave a sign of life.
 
     The supervisor writes the time of its machine into status.json, and rank 0 into its metrics. The time of a file is

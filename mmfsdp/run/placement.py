@@ -6,11 +6,10 @@ import os
 import subprocess
 import sys
 
-from ..params import Device, Executor, LaunchParams, ParamError, RunParams
-from ..params.run import with_cluster
+from ..params import Device, ParamError, RunParams
+from .launchers.registry import launcher_named
+from .local import available_cores
 
-RANKS_WITHOUT_GPUS = 2
-"""Ranks where there is no GPU and nobody says how many: the fewest that shard."""
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """One of them is there where a GPU may be: of NVIDIA's driver, of Windows' for Linux, and of AMD's."""
 COUNT = "import torch; print(torch.cuda.device_count())"
@@ -55,21 +54,7 @@ def with_ranks(params: RunParams) -> RunParams:
     """
     if params.launch.ranks is not None:
         return params
-    launch, on_cpu = with_cluster(params.launch), params.train.device is Device.CPU
-    if launch.executor is not Executor.LOCAL:
-        gpus = 0 if on_cpu else launch.nodes * gpus_of_node(launch)
-        ranks = gpus or max(RANKS_WITHOUT_GPUS, launch.nodes)
-    else:
-        gpus = 0 if on_cpu else count_gpus()
-        ranks = gpus or RANKS_WITHOUT_GPUS
-    return params.change(**{"launch.ranks": ranks})
-
-
-def gpus_of_node(launch: LaunchParams) -> int:
-    """Return the GPUs of a node that a job asks for or, of a step, that its job has here."""
-    if launch.gpu_count is None and launch.executor is Executor.SRUN:
-        return int(os.environ.get("SLURM_GPUS_ON_NODE", "0"))
-    return launch.gpu_count or 0
+    return params.change(**{"launch.ranks": launcher_named(params.launch.executor).ranks(params)})
 
 
 def check_gpus(params: RunParams) -> None:
@@ -89,12 +74,7 @@ def too_few_gpus(params: RunParams, *, gpus: int, ranks: int) -> ParamError:
 def trains_on(params: RunParams) -> str:
     """Return a line for whoever launches a run: where it will train, and why. Raises ParamError as `with_ranks`."""
     settled = with_ranks(params)
-    if settled.launch.executor is Executor.SLURM:
-        gpus = settled.launch.nodes * with_cluster(settled.launch).gpus(settled.train.device)
-    elif settled.launch.executor is Executor.SRUN:
-        gpus = settled.launch.nodes * gpus_of_node(with_cluster(settled.launch))
-    else:
-        gpus = count_gpus()
+    gpus = launcher_named(settled.launch.executor).gpus(settled)
     on_gpus = settled.train.device is not Device.CPU and gpus >= settled.launch.world_size
     return place_of(settled, gpus=gpus, on_gpus=on_gpus, is_default=params.launch.ranks is None)
 
@@ -104,20 +84,12 @@ def crowding(params: RunParams) -> str:
 
     Two ranks on one core are usual where people learn; where many share one, most of the time goes into waiting.
     """
-    launch = params.launch
     cores = available_cores()
-    ranks = launch.ranks or 0
+    ranks = params.launch.ranks or 0
     on_gpus = params.train.device is not Device.CPU and has_driver()
-    if launch.executor is not Executor.LOCAL or on_gpus or ranks <= max(4, 2 * cores):
+    if not launcher_named(params.launch.executor).here or on_gpus or ranks <= max(4, 2 * cores):
         return ""
     return f"{ranks} ranks would share {count_of(cores, 'core')} here and mostly wait; plan them, and launch fewer"
-
-
-def available_cores() -> int:
-    """Return the CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def place_of(params: RunParams, *, gpus: int, on_gpus: bool, is_default: bool = False) -> str:
@@ -130,7 +102,7 @@ def place_of(params: RunParams, *, gpus: int, on_gpus: bool, is_default: bool = 
     place = "the CPU"
     if on_gpus:
         place = count_of(ranks, "GPU")
-        if launch.executor is Executor.LOCAL and gpus > ranks:
+        if launcher_named(launch.executor).here and gpus > ranks:
             place = f"{ranks} of {gpus} GPUs"
     place += f" in {count_of(ranks, 'rank')}"
     if launch.nodes > 1:
@@ -145,10 +117,16 @@ def _why(params: RunParams, *, gpus: int, on_gpus: bool, is_default: bool) -> st
     launch, device = params.launch, params.train.device
     if device is Device.CPU:
         return "train.device is cpu"
-    if launch.executor is not Executor.LOCAL:
-        return f"train.device is {device}" if on_gpus else "the job asks for no GPU"
-    if on_gpus:
-        return "a rank for each GPU" if is_default else f"launch.ranks is {launch.ranks}"
+    launcher = launcher_named(launch.executor)
+    if not on_gpus:
+        return launcher.why_no_gpu(gpus)
+    if not launcher.here:
+        return f"train.device is {device}"
+    return "a rank for each GPU" if is_default else f"launch.ranks is {launch.ranks}"
+
+
+def why_no_gpu_here(gpus: int) -> str:
+    """Return why ranks on this machine are on the CPU though GPUs are allowed. gpus: as many as torch sees."""
     if gpus:
         words = f"torch sees {count_of(gpus, 'GPU')} here, which is too few"
         return f"{words}; set launch.ranks to {gpus} to train on GPUs"

@@ -27,10 +27,7 @@ from pathlib import Path
 
 from ..params import ParamError
 from .folder import add_event
-from .local import is_here, signal_rank
-from .reasons import Reason
-from .record import check_no_replay
-from .slurm_state import job_error, scancel
+from .launchers.registry import check_no_replay, launcher_of
 from .snapshot import Snapshot
 from .state import run_state
 
@@ -79,21 +76,9 @@ def simulate_preemption(folder: Path) -> None:
     state, record, statuses = run_state(look), look.record, look.reports
     if record is None or state.done or any(status.get("state") != "running" for status in statuses):
         raise ParamError("run", f"{folder} is {state}; a drill needs a run whose ranks are all running")
-    if record.executor != "slurm" and not is_here(record):
-        raise ParamError("run", f"{folder} runs on {record.host}; start the drill there")
-    job = look.job or ""
-    if record.executor == "slurm" and (error := job_error(folder, job) if job else Reason("it names no job")):
-        raise ParamError("run", f"{folder}: {error}")
+    launcher = launcher_of(folder, record)
+    if error := launcher.cannot_signal(folder, record):
+        raise ParamError("run", error)
     add_event(folder, "drill", step=state.step, text="drill: all ranks are sent the preemption signal")
-    if record.executor == "slurm":
-        if error := scancel(f"--signal={PREEMPT_SIGNAL.name.removeprefix('SIG')}", job):
-            raise ParamError("run", f"scancel cannot signal the ranks of {folder}: {error}")
-        return
-    if record.executor == "srun":
-        from .job_step import signal_step
-
-        if not signal_step(folder, record, PREEMPT_SIGNAL):
-            raise ParamError("run", f"the srun of {folder} has ended; a drill needs a run whose ranks are all running")
-        return
-    for status in statuses:
-        signal_rank(folder, record, status, PREEMPT_SIGNAL)
+    if error := launcher.send_signal(folder, record, PREEMPT_SIGNAL):
+        raise ParamError("run", error)

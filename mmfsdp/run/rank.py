@@ -15,26 +15,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from submitit import JobEnvironment
-
 from ..params import RunParams
 from ..params.launching import JOB_SIGNALS
 from ..params.own import OwnCodeError
-from .address import check_answers, set_address
 from .ask_ranks import keep_entered, prepare_sockets
 from .error_kinds import kind_of
-from .folder import add_event, last_row, touch, write_json
-from .hang import Heartbeat
-from .local import LOOPBACK, RUN_VARIABLE, process_start
+from .folder import add_event, last_row, open_own, touch, write_json
+from .fork import set_output
+from .hang import STACK_SIGNAL, Heartbeat
+from .launchers.launcher import Launcher, Place
+from .launchers.registry import launcher_in_run
+from .local import process_start
 from .own_code import use_code_of
 from .preempt import PREEMPT_SIGNAL, Preempted, listen_for_preemption, preemption_requested
 from .rank_imports import rank_imports
 from .record import SITE_CHECK, TRAININGS, RunRecord, check_entry
-from .site import GPUS_VARIABLE
-from .slurm_state import PREEMPTED_FILE, RESTART_COUNT
-
-VISIBLE_DEVICES = "MMFSDP_CUDA_VISIBLE_DEVICES"
-"""CUDA_VISIBLE_DEVICES of the person who launched; submitit's local executor hides the GPUs."""
+from .slurm_state import PREEMPTED_FILE
 
 SETTLE_S = 3.0
 """Seconds that a failed rank of a Slurm job waits before it ends. Of ranks that end at once srun does not tell which
@@ -50,32 +46,30 @@ def run_rank(folder: str) -> None:
     path = Path(folder)
     record = RunRecord.read(path)
     assert record, f"{folder} has no run.json"
-    if record.executor == "srun":
-        enter_step()
-    job = JobEnvironment()
-    process = {"rank": job.global_rank, "host": socket.gethostname(), "pid": os.getpid()}
+    launcher = launcher_in_run(path, record)
+    place = launcher.place_of_rank()
+    process = {"rank": place.global_rank, "host": socket.gethostname(), "pid": os.getpid()}
     process["start"] = process_start(os.getpid())
 
     def report(**status: Any) -> None:
-        write_json(path / "logs" / f"rank{job.global_rank}.json", process | {"time": time.time()} | status)
+        write_json(path / "logs" / f"rank{place.global_rank}.json", process | {"time": time.time()} | status)
         if status["state"] != "running":
             os.umask(0o077)  # submitit pickles the result next
 
     if (path / "cancel").exists():
         raise SystemExit("cancelled")
-    listen_for_preemption(sigterm=record.executor != "local")  # locally, the supervisor stops ranks by SIGTERM
+    listen_for_preemption(sigterm=not launcher.here)  # here, the supervisor stops ranks by SIGTERM
     try:
-        set_environment(job, record)
+        set_environment(place, record)
+        launcher.enter_rank(place, record)
+        choose_devices(record)
         if record.entry != SITE_CHECK:  # `check` tells itself what is wrong with the address
-            meet_first_node(job, record)
+            launcher.meet(place)
         report(state="running")
-        start_helpers(path, record, job)
-        if record.executor == "slurm" and job.global_rank == 0:
-            restarts = os.environ.get(RESTART_COUNT, "0")
-            if restarts != "0":
-                text = f"Slurm has started the job again (restart {restarts})"
-                add_event(path, "requeued", step=last_row(path).get("step", 0), text=text)
-        Heartbeat(path, job.global_rank)("importing")  # torch and transformers, which takes seconds, or minutes
+        start_helpers(path, record, launcher, place)
+        if place.global_rank == 0 and (text := launcher.restarted()):
+            add_event(path, "requeued", step=last_row(path).get("step", 0), text=text)
+        Heartbeat(path, place.global_rank)("importing")  # torch and transformers, which takes seconds, or minutes
         use_code_of(path)
         module, _, name = check_entry(record.entry).partition(":")
         params = RunParams.from_yaml(path / "params.yaml") if record.entry in TRAININGS else None
@@ -88,16 +82,23 @@ def run_rank(folder: str) -> None:
             touch(path / "logs" / PREEMPTED_FILE)
         raise SystemExit(0) from None
     except BaseException as error:
-        keep_entered(path, job.global_rank)
+        keep_entered(path, place.global_rank)
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
         lines = traceback.format_exc()
         if isinstance(error, OwnCodeError):
             text, lines = str(error), error.traceback or lines
         report(state="failed", error=text[:500], kind=kind_of(error), traceback=lines[-20_000:])
-        if record.executor != "local":
+        if not launcher.here:
             time.sleep(SETTLE_S)
         raise
     report(state="done")
+
+
+def run_alone(folder: Path) -> None:
+    """Be the rank that the environment names, and print into a log of its own (launchers/launcher.py: rank_command)."""
+    with open_own(folder / "logs" / f"launcher_{int(os.environ['RANK'])}_log.out", "ab") as log:
+        set_output(log.fileno())
+    run_rank(str(folder))
 
 
 def print_stacks_on(number: signal.Signals) -> None:
@@ -121,14 +122,17 @@ def print_stacks_on(number: signal.Signals) -> None:
     threading.Thread(target=print_each_time, name=f"receives {number.name}", daemon=True).start()
 
 
-def start_helpers(folder: Path, record: RunRecord, job: JobEnvironment) -> None:
-    """Start what watches a Slurm job from outside the ranks: the watchdog, and an asker on each node without it."""
-    if record.executor == "local":
+def start_helpers(folder: Path, record: RunRecord, launcher: Launcher, place: Place) -> None:
+    """Start what serves ranks that are not child processes of a supervisor.
+
+    That is a watchdog of all ranks, where there is no supervisor, and an asker on each node without it.
+    """
+    if launcher.here:
         return  # the supervisor has set what its ranks need, and watches them
     sockets = prepare_sockets(record)
-    if record.executor == "slurm" and job.global_rank == 0:
+    if not launcher.has_supervisor and place.global_rank == 0:
         start_helper(folder, "watchdog")
-    elif job.local_rank == 0 and sockets is not None:
+    elif place.local_rank == 0 and sockets is not None:
         start_helper(folder, "asker")
 
 
@@ -142,47 +146,21 @@ def start_helper(folder: Path, role: str) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def enter_step() -> None:
-    """Let a rank of a step know its step's nodes where it asks for its job's, which may be more."""
-    os.environ["SLURM_JOB_NUM_NODES"] = os.environ["SLURM_STEP_NUM_NODES"]
-    os.environ["SLURM_JOB_NODELIST"] = os.environ["SLURM_STEP_NODELIST"]
-
-
-def set_environment(job: JobEnvironment, record: RunRecord) -> None:
+def set_environment(place: Place, record: RunRecord) -> None:
     """Set the environment variables that torch.distributed reads, before torch is imported; not the address yet."""
-    local_ranks = job.num_tasks // job.num_nodes
-    os.environ |= {"RANK": str(job.global_rank), "LOCAL_RANK": str(job.local_rank)}
-    os.environ |= {"WORLD_SIZE": str(job.num_tasks), "LOCAL_WORLD_SIZE": str(local_ranks)}
+    local_ranks = place.num_tasks // place.num_nodes
+    os.environ |= {"RANK": str(place.global_rank), "LOCAL_RANK": str(place.local_rank)}
+    os.environ |= {"WORLD_SIZE": str(place.num_tasks), "LOCAL_WORLD_SIZE": str(local_ranks)}
     faulthandler.enable()
-    print_stacks_on(signal.SIGUSR1)  # by which the hang detector asks for the stack of a rank
-    if record.executor == "local":
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # submitit ignores it
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-        if VISIBLE_DEVICES in os.environ:
-            os.environ["CUDA_VISIBLE_DEVICES"] = os.environ[VISIBLE_DEVICES]
-    else:
-        cpus = int(os.environ.get("SLURM_CPUS_ON_NODE", "1")) // local_ranks
-        os.environ["OMP_NUM_THREADS"] = str(record.threads or max(1, cpus))
-        if not {"SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", GPUS_VARIABLE} & os.environ.keys():
-            # This job has no GPU: the node's GPUs are other jobs', unless the person says by hand which to use.
-            os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-        os.environ[RUN_VARIABLE] = record.identity
+    print_stacks_on(STACK_SIGNAL)
+
+
+def choose_devices(record: RunRecord) -> None:
+    """Hide the GPUs from a run on the CPU; else set the allocator of their memory."""
     if record.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     else:
         set_allocator()
-
-
-def meet_first_node(job: JobEnvironment, record: RunRecord) -> None:
-    """Set the address at which the ranks meet, the job's first node, and try it.
-
-    Raises OSError if it cannot be reached from here.
-    """
-    if record.executor == "local":
-        return  # the supervisor has set it
-    host = set_address(job.hostnames)
-    if job.global_rank > 0 and host != LOOPBACK:
-        check_answers(host, int(os.environ["MASTER_PORT"]))
 
 
 def set_allocator() -> None:

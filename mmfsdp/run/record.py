@@ -10,7 +10,8 @@ from typing import Any
 
 from ..params import ParamError
 from ..params.base import without_controls
-from ..params.enums import Choice
+from ..params.enums import Choice, Executor
+from ..params.own import PATH
 from .folder import NUMBER, Row, Types, of_types, read_json, write_json
 from .reasons import CANCELLING, Reason
 
@@ -29,7 +30,6 @@ import what that person has written there."""
 
 REPLAY = "replay"
 """The executor of a run folder that a player writes from a recording: it has no ranks (player.py)."""
-EXECUTORS = ("local", "slurm", "srun", REPLAY)
 MAX_RANKS = 100_000
 """Ranks that a run may have: a reader looks for a file of each."""
 MAX_PID = 2**31
@@ -223,7 +223,7 @@ class RunRecord:
     """The content of run.json: who runs this, and where."""
 
     executor: str
-    """Starter of the ranks: local, slurm or srun; or replay, which has none."""
+    """Launcher of the ranks: local, slurm, srun, or an import path; or replay, which has none."""
     entry: str
     """The function that every rank calls with the run folder, as module:function."""
     ranks: int
@@ -281,16 +281,13 @@ class RunRecord:
             record = cls(**known)
         except TypeError:  # a field is missing, or its value is of another type
             return None
-        can_be = record.executor in EXECUTORS and 1 <= record.ranks <= MAX_RANKS and 1 <= record.pid < MAX_PID
+        can_be = names_launcher(record.executor) and 1 <= record.ranks <= MAX_RANKS and 1 <= record.pid < MAX_PID
         return record if can_be else None
 
 
-def check_no_replay(folder: Path, action: str) -> None:
-    """Raise ParamError for a replay, which has neither ranks nor checkpoints. action: such as `resumed`."""
-    record = RunRecord.read(folder)
-    if record is not None and record.executor == REPLAY:
-        words = f"{folder} is a {replay_words(record.replay_of)}; it cannot be {action}. Launch a run of your own"
-        raise ParamError("run", words)
+def names_launcher(name: str) -> bool:
+    """Return True for the name of a launcher of this package, and for the import path of another one."""
+    return name in (*Executor, REPLAY) or PATH.fullmatch(name) is not None
 
 
 def check_entry(entry: str) -> str:

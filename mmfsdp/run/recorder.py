@@ -39,9 +39,9 @@ from .folder import (
     read_params_yaml,
     read_result,
 )
+from .launchers.registry import launcher_named
 from .pretraining import backbones_progress
 from .record import (
-    REPLAY,
     RunRecord,
     RunState,
     Status,
@@ -115,7 +115,7 @@ def recording_of(folder: Path) -> Recording:
     record = RunRecord.read(folder)
     if record is None:
         raise ParamError("recording", f"{str(folder)!r} is not the folder of a run")
-    if record.executor == REPLAY:
+    if not launcher_named(record.executor).has_ranks:
         words = "is a replay; play its recording again"
         raise ParamError("recording", f"{str(folder)!r} {words}")
     run = run_of(asdict(record))
@@ -227,7 +227,7 @@ class _History:
 
     def _states(self) -> Iterator[Happened]:
         """Yield the states before the final one, and the new starts of the ranks."""
-        is_job = self.record.executor == "slurm"
+        is_job = not launcher_named(self.record.executor).has_supervisor
         job = f"job {job_number(self.folder) or ''}".strip() if is_job else ""
         start = self.lives[0].start
         prepared = self.submitted if is_job else start

@@ -34,8 +34,9 @@ from .folder import (
     read_file,
     write_text,
 )
+from .launchers.registry import launcher_named
 from .pretraining import TYPES as BACKBONES_TYPES
-from .record import ENTRIES, RANK_TYPES, REPLAY, STATE_KEYS, STATUS_TYPES, TRAIN, RunRecord, Status
+from .record import ENTRIES, RANK_TYPES, STATE_KEYS, STATUS_TYPES, TRAIN, RunRecord, Status
 
 T = TypeVar("T")
 
@@ -165,7 +166,7 @@ def run_of(values: Mapping[str, Any]) -> RunRecord | None:
     """Return who ran a recorded run; None for what is no run that can be played."""
     known = {key: values[key] for key in RUN_KEYS if key in values}
     run = RunRecord.of_values(known | NOWHERE)
-    if run is None or run.ranks > MAX_RANKS or run.executor == REPLAY:
+    if run is None or run.ranks > MAX_RANKS or not launcher_named(run.executor).has_ranks:
         return None
     return run if run.entry in ENTRIES else RunRecord.of_values(known | NOWHERE | {"entry": TRAIN})
 

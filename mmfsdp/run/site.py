@@ -10,19 +10,18 @@ import re
 import shlex
 from collections.abc import Collection
 
-from ..params import Device, Executor, GpusAs, LaunchParams, RunParams
+from ..params import Device, GpusAs, LaunchParams, RunParams
 from ..params.profiles import hidden_profiles, profile_path
 from ..params.run import with_cluster
 from ..params.variables import with_variables
 from .address import HOST_VARIABLE
+from .launchers.registry import launcher_named
 from .never_starts import refused_field
 from .placement import count_of, with_ranks
 from .slurm_state import SUBMIT_TIMEOUT_S, run_command
 
 GPUS_VARIABLE = "MMFSDP_GPUS"
 """Environment variable of a job: the GPUs of each node, where Slurm does not manage them."""
-DEFAULT_LIMIT_MIN = 720
-"""The time limit of a job where nobody says one, and its partition allows as much."""
 HIDDEN_GPUS = (
     "NCCL finds no NVLink to a GPU that it does not see, and falls back to PCIe, which is several times slower. With "
     "launch.gpus_as gpus-per-node or gres, a rank sees all GPUs of the job on its node, if the cluster allows it"
@@ -155,25 +154,13 @@ def _stays(variable: str, options: Collection[str]) -> bool:
 
 
 def time_limit(launch: LaunchParams) -> int:
-    """Return the time limit of a run in minutes: the one that is set; for a job, that of SBATCH_TIMELIMIT; else 720."""
-    if launch.timeout_min is not None:
-        return launch.timeout_min
-    if launch.executor is Executor.SLURM and (limit := minutes(os.environ.get("SBATCH_TIMELIMIT", ""))):
-        return limit
-    return DEFAULT_LIMIT_MIN
+    """Return the time limit of a run in minutes: the one that is set, else its launcher's."""
+    return launcher_named(launch.executor).time_limit(launch)
 
 
 def with_time_limit(params: RunParams) -> RunParams:
-    """Return the parameters with the limit of the job's partition, if nobody says one and it is lower than 720 min."""
-    launch = with_cluster(params.launch)
-    is_said = launch.timeout_min is not None or "SBATCH_TIMELIMIT" in os.environ
-    if launch.executor is not Executor.SLURM or is_said:
-        return params
-    partition = launch.partition or os.environ.get("SBATCH_PARTITION", "")
-    limits = partition_limits()
-    known = [limits[name] for name in (partition or "*").split(",") if name in limits]
-    limit = min([DEFAULT_LIMIT_MIN, *known])
-    return params.change(**{"launch.timeout_min": limit}) if limit < DEFAULT_LIMIT_MIN else params
+    """Return the parameters with the limit that the launcher has, if nobody says one and it is lower than 720 min."""
+    return launcher_named(params.launch.executor).with_time_limit(params)
 
 
 def settled(params: RunParams) -> RunParams:

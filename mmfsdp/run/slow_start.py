@@ -6,6 +6,9 @@ container; then Python reads its files, on many clusters from a network disk. A 
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import NamedTuple
+
 from ..hangs.words import ranks_words
 from .folder import NO_FILE, last_line, log_paths
 from .snapshot import Snapshot
@@ -21,10 +24,22 @@ SLOW_START_S = 20.0
 """Seconds after which a person is told what the run waits for."""
 
 
-def slow_start(look: Snapshot) -> str:
-    """Return what a run waits for while ranks have not reported, and for how long; "" as long as that is not slow."""
+class Began(NamedTuple):
+    """Say how far the start of a run's ranks is."""
+
+    line: str
+    """The line that the batch script is at; STARTS_RANKS once the ranks are started."""
+    since: float
+    """Since when, in unix seconds; 0 if nothing has started."""
+
+
+def slow_start(look: Snapshot, began: Began) -> str:
+    """Return what a run waits for while ranks have not reported, and for how long; "" as long as that is not slow.
+
+    began: what `ranks_call` or `batch_script` returns.
+    """
     missing = [rank for rank, report in enumerate(look.reports) if not report]
-    line, since = _line_and_start(look)
+    line, since = began
     seconds = look.time - since
     if not missing or since == 0.0 or seconds < SLOW_START_S:
         return ""
@@ -44,23 +59,22 @@ def field_of_line(look: Snapshot) -> str:
     return field if colon else ""
 
 
-def _line_and_start(look: Snapshot) -> tuple[str, float]:
-    """Return the line that the batch script is at, and since when in unix seconds; 0 if it has not started.
-
-    Slurm's daemon makes the job's log when it starts the script. Where there is no script, the ranks start at once,
-    after submitit has written their call.
-    """
-    logs = look.folder / "logs"
+def ranks_call(look: Snapshot) -> Began:
+    """Return how far ranks are that start at once, after submitit has written their call."""
     try:
-        if look.record is None or look.record.executor != "slurm":
-            calls = [path.stat().st_mtime for path in logs.glob("*_submitted.pkl")]
-            return STARTS_RANKS, max(calls, default=0.0)
-        line = look.text(f"logs/{SCRIPT_FILE}")
-        if line is not None:
-            return line.strip(), (logs / SCRIPT_FILE).stat().st_mtime
+        calls = [path.stat().st_mtime for path in (look.folder / "logs").glob("*_submitted.pkl")]
     except NO_FILE:
-        pass
+        calls = []
+    return Began(STARTS_RANKS, max(calls, default=0.0))
+
+
+def batch_script(look: Snapshot) -> Began:
+    """Return how far the batch script of a Slurm job is, whose log Slurm's daemon makes when it starts the script."""
+    line = look.text(f"logs/{SCRIPT_FILE}")
+    if line is not None:
+        with suppress(*NO_FILE):
+            return Began(line.strip(), (look.folder / "logs" / SCRIPT_FILE).stat().st_mtime)
     submitted = look.values.get("submitted", 0.0)
     times = [path.stat().st_mtime for rank, path in log_paths(look.folder) if rank == 0]
     # Much older ones are of an earlier job; this one may have started before its number was written down.
-    return "", max([at for at in times if at > submitted - SLOW_START_S], default=0.0)
+    return Began("", max([at for at in times if at > submitted - SLOW_START_S], default=0.0))

@@ -14,11 +14,12 @@ from pathlib import Path
 from submitit import SlurmExecutor
 from submitit.core.utils import DelayedSubmission, FailedJobError, FailedSubmissionError
 
-from ..params import Executor, LaunchParams, ParamError, RunParams
+from ..params import LaunchParams, ParamError, RunParams
+from ..params.own import path_of
 from ..params.run import with_cluster
 from .error_kinds import kind_of
 from .folder import write_text
-from .hub_cache import check_cached, is_offline
+from .hub_cache import is_offline
 from .never_starts import refused_field
 from .placement import with_ranks
 from .pretraining import pretrain_first
@@ -81,8 +82,8 @@ def text_of(executor: SlurmExecutor) -> str:
 
 def slurm_executor(params: RunParams) -> SlurmExecutor:
     """Return submitit's executor with all options of a run. Raises ParamError naming the field that is wrong."""
-    if params.launch.executor is not Executor.SLURM:
-        raise ParamError("launch.executor", f"{params.launch.executor} submits no job; set it to slurm")
+    if params.launch.unavailable("sbatch"):
+        raise ParamError("launch.executor", f"{path_of(params.launch.executor)} submits no job; set it to slurm")
     params = with_ranks(params)
     launch = with_cluster(params.launch)
     logs = Path(os.path.expanduser(launch.folder)).absolute() / launch.name / "logs"
@@ -166,7 +167,6 @@ def check_slurm(params: RunParams) -> None:
         words = "slurm needs sbatch, which is not on PATH here; set it to local, or launch on a cluster's login node"
         raise ParamError("launch.executor", words)
     sbatch_text(params)
-    check_cached(params)
 
 
 def submit(folder: Path) -> None:

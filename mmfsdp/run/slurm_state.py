@@ -29,7 +29,7 @@ from .record import (
     first_failure,
     write_status,
 )
-from .slow_start import SLOW_START_S, slow_start
+from .slow_start import SLOW_START_S, batch_script, slow_start
 from .slurm_log import JOB_LOG_BYTES, failure_in_job, failure_without_rank, lost_node, since_last_start, state_in_log
 from .snapshot import Snapshot
 
@@ -166,7 +166,7 @@ def _state_from_slurm(look: Snapshot, record: RunRecord, number: str) -> RunStat
     words = f"job {number}" + (f" on {job.nodes}" if job.nodes else "")
     if job.state not in ("", "RUNNING"):
         words += f" (Slurm: {job.state})"  # such as CONFIGURING, while its nodes boot or a prolog runs
-    elif slow := slow_start(look):
+    elif slow := slow_start(look, batch_script(look)):
         words += f"; {slow}"
     return replace(because(status, words), notes=notes)
 

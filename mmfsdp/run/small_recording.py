@@ -22,7 +22,8 @@ from typing import Any
 
 from ..params import ParamError
 from .folder import PathLike
-from .record import RunRecord, check_no_replay, rank_statuses
+from .launchers.registry import check_no_replay
+from .record import RunRecord, rank_statuses
 from .recorder import recording_of
 from .recording import BEAT, KINDS, LOG, MAX_ABOUT, ROW, Moment, Recording, thinned
 from .state import run_state

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import mmfsdp
 
-from ..params import Executor, LaunchParams, ParamError, RunParams
+from ..params import LaunchParams, ParamError, RunParams
 from ..params.findings import Finding
-from ..params.own import load_own, own_fields
+from ..params.own import load_own, own_fields, path_of
 from ..params.own_modules import OwnSources
 from ..params.run import with_cluster
 from .folder import (
@@ -31,9 +31,10 @@ from .folder import (
     write_json,
     write_text,
 )
+from .hub_cache import check_cached
+from .launchers.registry import launcher_for, launcher_named
 from .local import FOLDER_VARIABLE, RUN_VARIABLE, process_start
 from .own_code import read_code, sources_of, write_code
-from .placement import check_gpus
 from .pretraining import pretrains
 from .record import (
     TRAININGS,
@@ -90,7 +91,7 @@ def prepared(
 
             made: Prepared = prepare(params)
         except (OSError, ImportError) as error:
-            if params.launch.executor is not Executor.SLURM:
+            if launcher_named(params.launch.executor).has_supervisor:
                 raise
             tell(_not_planned(error))
             return settled(params), {}, sources_of(params)
@@ -120,24 +121,13 @@ def warn(finding: Finding) -> None:
 
 
 def check_place(params: RunParams) -> None:
-    """Raise ParamError for what this machine, or Slurm, cannot do."""
+    """Raise ParamError for what this machine, or its launcher, cannot do."""
     if params.train.trackers:
         from .track import check_trackers
 
         check_trackers(params.train.trackers)
-    if params.launch.executor is Executor.SLURM:
-        from .slurm import check_slurm
-
-        check_slurm(params)
-    elif params.launch.executor is Executor.SRUN:
-        from .hub_cache import check_cached
-        from .job_step import check_allocation
-
-        check_allocation(params)
-        check_cached(params)
-    else:
-        params.fsdp.check_machine()
-        check_gpus(params)
+    launcher_for(params).check(params)
+    check_cached(params)
 
 
 def start(
@@ -237,7 +227,7 @@ def start_in(folder: Path, params: RunParams, entry: str, *, pretrain: bool | No
 def start_supervisor(folder: Path, params: RunParams, environment: dict[str, str]) -> int:
     """Start the process that takes care of a run, by a warm process if one is there and fits. Return its pid."""
     log = folder / "logs" / "supervisor.log"
-    if params.launch.executor is Executor.LOCAL:
+    if launcher_named(params.launch.executor).here:
         with open_own(log, "ab") as file:
             pid = start_in_warm([str(folder), "start"], log=file.fileno(), environment=environment)
         if pid is not None:
@@ -270,16 +260,12 @@ def start_detached(
 
 def make_record(params: RunParams, entry: str, *, identity: str, pid: int, folder: Path) -> RunRecord:
     """Return the content of run.json for a run that process `pid` takes care of, in a folder that has its code/."""
-    threads = params.launch.threads or 0
-    if not threads and params.launch.executor.value == "local":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        threads = max(1, cores // params.launch.world_size)
     return RunRecord(
-        executor=params.launch.executor.value,
+        executor=str(path_of(params.launch.executor)),
         entry=entry,
         ranks=params.launch.world_size,
         steps=params.train.steps,
-        threads=threads,
+        threads=launcher_named(params.launch.executor).threads(params.launch),
         timeout_min=_time_limit(params.launch),
         hang_timeout_s=params.launch.silence_s,
         device=params.train.device.value,

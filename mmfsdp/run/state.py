@@ -12,12 +12,10 @@ from pathlib import Path
 
 from ..checkpoint.steps import best_of
 from .folder import PathLike, Row, best_words
+from .launchers.registry import launcher_of
 from .local import file_age
-from .local_state import local_state
-from .player import replay_state
 from .reasons import NEVER_LAUNCHED, NO_RECORD, Reason
-from .record import REPLAY, RunRecord, RunState, Status, because, replay_words
-from .slurm_state import slurm_state
+from .record import RunRecord, RunState, Status, because, replay_words
 from .snapshot import Snapshot, look_at
 from .stages import progress_of, quiet_s
 
@@ -26,8 +24,6 @@ LAUNCH_TIMEOUT_S = 10.0
 
 SWEEP_FILE = "sweep.json"
 """The file that makes a folder a sweep: a folder of runs."""
-
-STATE_BY_EXECUTOR = {"local": local_state, "slurm": slurm_state, "srun": local_state, REPLAY: replay_state}
 
 
 def is_run(folder: PathLike) -> bool:
@@ -51,7 +47,7 @@ def run_state(run: PathLike | Snapshot) -> RunState:
         if age is not None and age < LAUNCH_TIMEOUT_S:
             return because(Status.QUEUED, "being launched")
         return because(Status.LOST, "it has no complete run.json: its launch was interrupted", kind=NEVER_LAUNCHED)
-    state = STATE_BY_EXECUTOR[record.executor](look, record)
+    state = launcher_of(look.folder, record).state(look, record)
     rows = look.rows()
     step = rows[-1].get("step", 0) if rows else 0
     state = replace(state, step=step, steps=record.steps, not_finite=not_finite(rows), replay_of=record.replay_of)
@@ -220,8 +216,9 @@ def _table_line(name: str, path: Path) -> tuple[float, tuple[str, ...], str]:
     created, old, where, about = 0.0, "", "", ""
     if record is not None:
         created, old = record.created, age(time.time() - record.created)
-        where = record.host if record.executor == "local" else f"{record.executor} {look.job or ''}"
-        about = replay_words(record.replay_of) if record.executor == REPLAY else ""
+        launcher = launcher_of(path, record)
+        where = launcher.where(look, record)
+        about = "" if launcher.has_ranks else replay_words(record.replay_of)
     step, loss = f"{state.step}/{state.steps}", f"{loss:.4g}" if isinstance(loss, float) else ""
     best = best_words(best_of(path / "checkpoints"))
     reason = "; ".join(filter(None, (about, state.reason, f"best: {best}" if best else "")))

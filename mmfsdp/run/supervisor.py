@@ -1,7 +1,7 @@
-"""The supervisor of a local run: starts its ranks, watches every one of them, and writes the final state.
+"""The supervisor of a run: has its launcher start the ranks, watches every one of them, and writes the final state.
 
-It leads a session of its own, in which all processes of the run are, so that nothing that happens to the notebook or
-terminal reaches them. submitit starts the ranks, but would report a failed rank only after all others have ended.
+It leads a session of its own, in which all processes of a local run are, so that nothing that happens to the notebook
+or terminal reaches them. submitit starts those, but would report a failed rank only after all others have ended.
 """
 
 from __future__ import annotations
@@ -12,23 +12,22 @@ import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import submitit
+from typing import Any
 
 from ..hangs.rank_server import remove
-from .address import loopback_interface, reserved_port, set_interface
+from ..params import ParamError
+from .address import reserved_port
 from .ask_ranks import prepare_sockets
 from .error_kinds import kind_of
 from .folder import add_event, last_bytes, last_row
-from .forked_ranks import ForkedRanks, are_forked
 from .hang import HangDetector
-from .local import LOOPBACK, is_same_process, oom_kills, stop_processes
+from .launchers.launcher import Launcher, StartedRanks
+from .launchers.registry import launcher_in_run
+from .local import is_same_process, oom_kills, stop_processes
 from .named_hang import with_cause
 from .preempt import PREEMPT_SIGNAL
 from .pretraining import pretrain_first
-from .rank import VISIBLE_DEVICES, run_rank
-from .reasons import MEMORY, TIME_LIMIT
+from .reasons import MEMORY, TIME_LIMIT, Reason
 from .record import (
     RunRecord,
     RunState,
@@ -41,11 +40,8 @@ from .record import (
     write_status,
 )
 from .silent_ranks import death_words
-from .slurm_log import LAST_WORDS_BYTES, failure_in_job
+from .slurm_log import LAST_WORDS_BYTES
 from .snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from .job_step import JobStep
 
 POLL_S = 0.1
 SETTLE_S = 0.3
@@ -56,19 +52,35 @@ EXIT_TIMEOUT_S = 30.0
 """Seconds that processes may take to end after all ranks are done."""
 
 
-def supervise(folder: Path) -> None:
-    """Run one run from its folder, to its end."""
+def take_care(folder: Path) -> None:
+    """Supervise a run, or hand it to the scheduler that keeps it: for the process that `launch` starts."""
     record = wait_for_record(folder)
+    try:
+        launcher = launcher_in_run(folder, record)
+    except ParamError as error:  # own code that was there at the launch
+        write_status(folder, because(Status.FAILED, str(error)), finished=time.time())
+        raise
+    if launcher.has_supervisor:
+        supervise(folder, record, launcher)
+    else:
+        launcher.submit(folder)
+
+
+def supervise(folder: Path, record: RunRecord, launcher: Launcher) -> None:
+    """Run one run from its folder, to its end."""
     supervisor = None
     try:
-        supervisor = Supervisor(folder, record)
+        supervisor = Supervisor(folder, record, launcher)
         state = supervisor.run()
         write_status(folder, replace(state, status=Status.STARTING))  # the cause now, the end once all is stopped
     except Exception as error:
         cause = f"the supervisor failed: {error}"
         state = because(Status.FAILED, cause, kind=kind_of(error), traceback=traceback.format_exc())
-    if supervisor and supervisor.step:
-        supervisor.step.end()
+    if supervisor and supervisor.ranks:
+        try:
+            supervisor.ranks.end()
+        except Exception:  # of a launcher of somebody's own: the state of the run is told all the same
+            traceback.print_exc()
     stop_processes(record, folder)
     if supervisor and supervisor.sockets:
         remove(supervisor.sockets)
@@ -91,15 +103,15 @@ def wait_for_record(folder: Path) -> RunRecord:
 
 
 class Supervisor:
-    """One run and its submitit job."""
+    """One run and its ranks."""
 
-    def __init__(self, folder: Path, record: RunRecord):
-        self.folder, self.record = folder, record
+    def __init__(self, folder: Path, record: RunRecord, launcher: Launcher):
+        self.folder, self.record, self.launcher = folder, record, launcher
         self.end = time.monotonic() + 60 * record.timeout_min
         self.received_signal: int | None = None
-        self.step: JobStep | None = None
+        self.ranks: StartedRanks | None = None
         self.oom_kills = oom_kills()
-        self.sockets = prepare_sockets(record) if record.executor == "local" else None
+        self.sockets = prepare_sockets(record) if launcher.here else None
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._receive)
         for number in (signal.SIGUSR1, PREEMPT_SIGNAL):  # to all processes of a job: they are for the ranks
@@ -116,9 +128,8 @@ class Supervisor:
             state = self.stop_requested()
             if state is None:
                 with reserved_port() as port:
-                    self.job = self.start_ranks(port)
-                    write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id, alive=time.time())
-                    state = self.watch()
+                    self.ranks = self.launcher.start(self.folder, self.record, port=port)
+                    state = self.watch(self.ranks)
             if state is not None:
                 return state
             step = last_row(self.folder).get("step", 0)
@@ -126,28 +137,25 @@ class Supervisor:
             for path in (self.folder / "logs").glob("rank*.*"):  # of the ranks that have ended
                 path.unlink()
 
-    def start_ranks(self, port: int) -> Any:
-        """Start the ranks, here or in a step of this process's Slurm job. Return the job, as submitit has it.
+    def write_started(self, ranks: StartedRanks, waits_for: str) -> None:
+        """Write into status.json that the ranks are started, or for what they wait, and that this process lives."""
+        state = RunState(Status.QUEUED, Reason(waits_for)) if waits_for else RunState(Status.STARTING)
+        write_status(self.folder, state, job=ranks.job_id, alive=time.time())
 
-        port: where those here meet; a step finds one on its first node.
-        """
-        if self.record.executor != "srun":
-            return submit_local(self.folder, self.record, port)
-        from .job_step import start_step
-
-        self.step = start_step(self.folder, self.record)
-        return self.step
-
-    def watch(self) -> RunState | None:
+    def watch(self, ranks: StartedRanks) -> RunState | None:
         """Watch the ranks until all have ended or one has failed. Return None if they were preempted."""
-        detector, touched = HangDetector(self.folder, self.record), time.monotonic()
+        detector, touched, told = HangDetector(self.folder, self.record), -TOUCH_INTERVAL_S, ""
         while True:
             if not (self.folder / "run.json").exists():  # somebody has deleted it, and could not cancel the run then
                 self.record.write(self.folder)
-            if time.monotonic() > touched + TOUCH_INTERVAL_S or not (self.folder / "status.json").exists():
-                write_status(self.folder, RunState(Status.STARTING), job=self.job.job_id, alive=time.time())
-                touched = time.monotonic()
-            if state := self.stop_requested() or self.failure():
+            waits_for = ranks.waits_for()
+            if waits_for:
+                self.end = time.monotonic() + 60 * self.record.timeout_min  # the time limit is the ranks'
+            is_late = time.monotonic() > touched + TOUCH_INTERVAL_S
+            if is_late or waits_for != told or not (self.folder / "status.json").exists():
+                self.write_started(ranks, waits_for)
+                touched, told = time.monotonic(), waits_for
+            if state := self.stop_requested() or self.failure(ranks):
                 return with_cause(self.look(), state)
             statuses = rank_statuses(self.folder, self.record)
             if all(status.get("state") in ("done", "preempted") for status in statuses):
@@ -156,11 +164,11 @@ class Supervisor:
                 return state
             time.sleep(POLL_S)
         end = time.monotonic() + EXIT_TIMEOUT_S
-        while not self.job.done() and time.monotonic() < end:
+        while not ranks.done() and time.monotonic() < end:
             time.sleep(POLL_S)
         if all_done(statuses):
             return RunState(Status.COMPLETED)
-        if not self.job.done():
+        if not ranks.done():
             return because(Status.FAILED, f"preempted, but its ranks did not end within {EXIT_TIMEOUT_S:g} s")
         return None
 
@@ -174,22 +182,19 @@ class Supervisor:
             return because(Status.FAILED, f"stopped after {self.record.timeout_min} min", kind=TIME_LIMIT)
         return None
 
-    def failure(self) -> RunState | None:
+    def failure(self, ranks: StartedRanks) -> RunState | None:
         """Return the FAILED state of the first rank that failed.
 
         Blame a rank that died silently first: the others fail because of it, often before its exit is seen.
         """
-        if not self.silent_ranks() and not first_failure(rank_statuses(self.folder, self.record)):
+        if not self.silent_ranks(ranks) and not first_failure(rank_statuses(self.folder, self.record)):
             return None
         time.sleep(SETTLE_S)
-        silent_ranks, look = self.silent_ranks(), self.look()
+        silent_ranks, look = self.silent_ranks(ranks), self.look()
         reported = first_failure(look.reports)
         log = last_bytes(self.folder / "logs" / "supervisor.log", size=40_000)
-        if self.step:
-            of_step = log.rpartition(self.step.name)[2]  # what srun has printed since this step began
-            failure = failure_in_job(look, of_step)
-            if failure is not None:
-                return failure
+        if failure := self.launcher.failure(look, ranks, log):
+            return failure
         if not silent_ranks:
             return reported
         rank = silent_ranks[0]
@@ -210,38 +215,12 @@ class Supervisor:
         look.record = self.record
         return look
 
-    def silent_ranks(self) -> list[int]:
+    def silent_ranks(self, ranks: StartedRanks) -> list[int]:
         """Return the ranks whose process has ended without a report of its end."""
-        over = self.job.done()
+        over = ranks.done()
         ended_ranks = []
         for rank, status in enumerate(rank_statuses(self.folder, self.record)):
-            here = self.record.executor == "local"  # ranks of a step may be on other nodes
-            if over or (here and status and not is_same_process(status["pid"], status["start"])):
+            if over or (self.launcher.here and status and not is_same_process(status["pid"], status["start"])):
                 ended_ranks.append(rank)
         statuses = rank_statuses(self.folder, self.record)  # read once more: a rank reports before it ends
         return [rank for rank in ended_ranks if statuses[rank].get("state") in (None, "running")]
-
-
-def submit_local(folder: Path, record: RunRecord, port: int) -> Any:
-    """Start the ranks as local processes by submitit, in this process's environment. Return submitit's job."""
-    os.environ.update(
-        MASTER_ADDR=LOOPBACK,
-        MASTER_PORT=str(port),
-        OMP_NUM_THREADS=str(record.threads),
-        PYTHONUNBUFFERED="1",
-    )
-    os.environ.setdefault("SUBMITIT_LOG_LEVEL", "CRITICAL")  # rank logs are for what the ranks print
-    if loopback := loopback_interface():
-        set_interface(loopback)  # a laptop's network may come and go
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        os.environ[VISIBLE_DEVICES] = os.environ["CUDA_VISIBLE_DEVICES"]
-    executor = ForkedRanks(folder) if are_forked(record) else submitit.LocalExecutor(folder / "logs")
-    executor.update_parameters(
-        nodes=1,
-        tasks_per_node=record.ranks,
-        timeout_min=record.timeout_min + 10,  # the supervisor is first to stop it
-        stderr_to_stdout=True,
-    )
-    job = executor.submit(run_rank, str(folder))
-    job.paths.submitted_pickle.chmod(0o600)
-    return job

@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from ..checkpoint.steps import best_of
 from ..params import ParamError, RunParams
 from ..params.base import plain
+from ..params.enums import imported
 from ..params.findings import Finding
 from ..params.own import own_fields
 from ..params.own_modules import OwnSources
@@ -41,6 +42,7 @@ from .folder import (
 )
 from .handle import Run
 from .interrupt import interruptible
+from .launchers.registry import launcher_named
 from .own_code import read_code, read_versions, write_code
 from .pretraining import pretrains
 from .record import TRAIN_AND_CAPTION, RunState, Status, because, check_entry
@@ -114,7 +116,7 @@ def sweep(
     end = time.monotonic() + 10
     while not new_sweep._has_starter() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.02)
-    if params.launch.executor.value == "slurm":  # each local member starts its own
+    if launcher_named(params.launch.executor).array:  # else each member starts its own
         start_trackers(path, params)
     return new_sweep
 
@@ -128,7 +130,7 @@ def sweep_members(params: RunParams, grid: Grid) -> list[tuple[Values, RunParams
     if not 1 <= len(combinations) <= MAX_MEMBERS:
         raise ParamError("sweep", f"makes {len(combinations)} runs; it may make 1 to {MAX_MEMBERS}")
     members: list[tuple[Values, RunParams]] = []
-    is_array = params.launch.executor.value == "slurm"
+    is_array = bool(launcher_named(params.launch.executor).array)
     for changes in combinations:
         for key in sorted(changes):
             of_job = is_array and (key.startswith("launch.") or key == "train.device")
@@ -297,10 +299,9 @@ def run_sweep(folder: Path) -> None:
     """Start the members of a sweep, no more at a time than `at_once`, until all have ended or it is cancelled."""
     members = Sweep.open(folder)
     with FileLock(folder / LOCK, timeout=5):  # held as long as members may start
-        if members.shared.launch.executor.value == "slurm":
-            from .job_array import submit_array  # imports submitit, which takes long
-
-            return submit_array(members)
+        if array := launcher_named(members.shared.launch.executor).array:
+            imported(array)(members)
+            return
         while not (folder / "cancel").exists():
             waiting = [name for name in members.members if not is_run(folder / name)]
             started = [folder / name for name in members.members if name not in waiting]

@@ -32,7 +32,8 @@ from .folder import (
     read_result,
     write_json,
 )
-from .record import RunState, check_no_replay
+from .launchers.registry import check_no_replay
+from .record import RunState
 from .state import SWEEP_FILE, is_run, run_state
 
 POLL_S = 2.0

@@ -56,6 +56,11 @@ def trust_run(folder: Path) -> None:
     _trusted[folder.absolute()] = _content(folder)
 
 
+def was_told_to_trust(folder: Path) -> bool:
+    """Return True if `trust_run` was called for a run folder in this process."""
+    return folder.absolute() in _trusted
+
+
 def _content(folder: Path) -> tuple[bytes, dict[str, bytes]]:
     """Return what decides what a run executes: its parameters and its own code."""
     return read_file(folder / "params.yaml"), read_code(folder)

@@ -27,8 +27,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..params import Executor, RunParams
+from ..params import RunParams
 from .fork import WARM, fork, may_fork, set_output, without_threads
+from .launchers.registry import launcher_named
 from .local import FOLDER_VARIABLE, RUN_VARIABLE
 from .placement import is_on_cpu
 
@@ -49,6 +50,7 @@ ROOM_BYTES = 6000
 PRELOADED = (
     "mmfsdp.run.forked_ranks",
     "mmfsdp.run.supervisor",
+    "mmfsdp.run.launchers.local_launcher",
     "mmfsdp.run.rank",
     "mmfsdp.train.evaluate",
     "mmfsdp.train.prepare",
@@ -103,7 +105,7 @@ def warm_up(params: RunParams) -> None:
     """
     if os.environ.get(SWITCH) == "0":
         return
-    if params.launch.executor is Executor.LOCAL and is_on_cpu(params.train.device):
+    if launcher_named(params.launch.executor).here and is_on_cpu(params.train.device):
         start_warm()
 
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from ..checks.lines import NOTE, WRONG, Line
-from ..params import Executor, ParamError, RunParams, load
+from ..params import ParamError, RunParams, load
+from ..params.enums import imported
 from ..params.variables import with_variables
 from ..run.interrupt import interruptible
-from .check_job import job_lines
+from ..run.launchers.registry import launcher_named
 from .check_run import LOCAL_WAIT_S, CheckRun
 from .judge import figures_of
 from .places import RUN_FOLDER
 from .site_report import SiteReport
-from .slurm_commands import command_lines
 from .this_machine import machine_lines
 
 MACHINE = "this machine"
@@ -98,18 +98,20 @@ class SiteCheck:
 
     def check_ranks(self) -> None:
         """Start ranks, here or in a job, and check them."""
-        is_job = self.params.launch.executor is Executor.SLURM
-        is_local = self.params.launch.executor is Executor.LOCAL
-        if is_job:
-            for line in command_lines():
+        launcher = launcher_named(self.params.launch.executor)
+        if launcher.command_lines:
+            for line in imported(launcher.command_lines)():
                 self.add(MACHINE, line)
-        if self.is_wrong("sbatch") or (self.is_wrong(RUN_FOLDER) and not is_local):
+        if self.is_wrong("sbatch") or (self.is_wrong(RUN_FOLDER) and not launcher.here):
             self.add(MACHINE, Line("job", NOTE, "not started because of the errors above"))
             return
         try:
             check_run = self.started()
             if check_run is not None:
-                self.follow(check_run, self.job_lines(check_run) if is_job else self.local_lines(check_run))
+                lines = self.local_lines(check_run)
+                if launcher.rank_lines:
+                    lines = imported(launcher.rank_lines)(check_run, self.tell, self.wait_s)
+                self.follow(check_run, lines)
         finally:
             if self.temporary and not self.folder:
                 shutil.rmtree(self.temporary, ignore_errors=True)
@@ -137,10 +139,6 @@ class SiteCheck:
         if not state.done:
             check_run.run.cancel()
         yield from check_run.lines(state)
-
-    def job_lines(self, check_run: CheckRun) -> Iterator[Line]:
-        """Yield the lines of ranks that are a Slurm job."""
-        return job_lines(check_run, self.tell, self.wait_s)
 
     def follow(self, check_run: CheckRun, lines: Iterator[Line]) -> None:
         """Add the lines of the ranks, and delete their folder unless something is wrong. An interrupt ends them."""

@@ -13,14 +13,15 @@ from typing import Any
 import mmfsdp
 
 from ..checks.lines import OK, WRONG, Line
-from ..params import Executor, RunParams
+from ..params import RunParams
 from ..params.run import with_cluster
 from ..run.folder import make_inner_folder, touch, write_json
 from ..run.handle import Run
+from ..run.launchers.registry import launcher_for, launcher_named
 from ..run.placement import count_gpus
 from ..run.reasons import BATCH_SCRIPT, NO_PYTHON
 from ..run.record import SITE_CHECK, RunState
-from ..run.site import sbatch_options, settled, time_limit, with_time_limit
+from ..run.site import settled, time_limit, with_time_limit
 from ..run.start import start
 from .judge import Asked, Ranks, missing_ranks, nodes_of, rank_lines, where
 from .rank_facts import DONE, FACTS, REQUEUE, RESTARTED, TOKEN
@@ -47,7 +48,8 @@ class CheckRun:
         limit = min(TIME_LIMIT_MIN, time_limit(with_cluster(with_time_limit(params).launch)))
         changes: dict[str, Any] = {"launch.name": name, "launch.timeout_min": limit, "train.trackers": ()}
         changes |= {"launch.replace": False, "launch.silence_s": SILENCE_S}
-        if params.launch.executor is Executor.LOCAL:
+        self.launcher = launcher_named(params.launch.executor)
+        if self.launcher.here:
             changes["launch.ranks"] = max(2, count_gpus())
         self.params = settled(params.change(**changes))
         self.token = secrets.token_hex(8)
@@ -60,29 +62,20 @@ class CheckRun:
     def place(self) -> str:
         """Return where the ranks are, in words."""
         launch = self.params.launch
-        if launch.executor is Executor.LOCAL:
-            return f"{self.asked.ranks} ranks on this machine"
+        if self.launcher.here:
+            return f"{self.asked.ranks} ranks on {self.launcher.place}"
         ranks = f"{self.asked.ranks} ranks" if self.asked.ranks > 1 else "1 rank"
-        kind = "a Slurm job" if launch.executor is Executor.SLURM else "a step of this Slurm job"
         nodes = f"{launch.nodes} nodes" if launch.nodes > 1 else "1 node"
-        return f"{ranks} on {nodes}, {kind}"
+        return f"{ranks} on {nodes}, {self.launcher.place}"
 
     def check(self) -> None:
         """Raise ParamError for parameters that no job can be submitted with, or where there is no job for a step."""
-        if self.params.launch.executor is Executor.SLURM:
-            from ..run.slurm import sbatch_text  # imports submitit
-
-            sbatch_text(self.params)
-        elif self.params.launch.executor is Executor.SRUN:
-            from ..run.job_step import check_allocation
-
-            check_allocation(self.params)
+        if not self.launcher.here:  # ranks here say themselves what is wrong
+            launcher_for(self.params).check(self.params)
 
     def start(self) -> None:
         """Start the ranks, and return. Raises ParamError if the run folder cannot be made."""
-        self.asks_requeue = self.params.launch.executor is Executor.SLURM and "requeue" in sbatch_options(
-            with_cluster(self.params.launch), 0
-        )
+        self.asks_requeue = self.launcher.requeues(with_cluster(self.params.launch))
         self.made_parent = not Path(self.params.launch.folder).expanduser().exists()
         self.run = Run(start(self.params, SITE_CHECK, pretrain=False))
         make_inner_folder(self.run.path / FACTS)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..checks.lines import NOTE, OK, WRONG, Line
-from ..params import Device, Executor, RunParams
+from ..params import Device, RunParams
 from ..params.numbers import size
 from ..run.hub_cache import hub_weights, is_offline
+from ..run.launchers.registry import launcher_named
 from ..run.site import GPUS_VARIABLE, HIDDEN_GPUS
 from .machine_figures import bandwidth_line, machine_figures
 from .places import RUN_FOLDER
@@ -37,7 +38,7 @@ class Asked:
     @property
     def is_job(self) -> bool:
         """Return True if the ranks are a Slurm job, or a step of one."""
-        return self.params.launch.executor is not Executor.LOCAL
+        return not launcher_named(self.params.launch.executor).here
 
 
 def rank_lines(asked: Asked, ranks: Ranks) -> Iterator[Line]:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from submitit import JobEnvironment
 
 import mmfsdp
 
@@ -25,8 +24,8 @@ from ..run.error_kinds import reason_of
 from ..run.folder import make_inner_folder, read_json, touch, write_json
 from ..run.hang import Heartbeat
 from ..run.hub_cache import hub_weights
-from ..run.placement import available_cores
-from ..run.rank import meet_first_node
+from ..run.launchers.registry import launcher_in_run
+from ..run.local import available_cores
 from ..run.record import RunRecord
 from ..run.site import GPUS_VARIABLE
 from ..run.slurm_state import PREEMPTED_FILE, RESTART_COUNT
@@ -172,7 +171,8 @@ def meet(folder: Path) -> dict[str, Any]:
     """Set the address at which the ranks meet, try it, and return it. Raises OSError that says why it cannot be."""
     record = RunRecord.read(folder)
     assert record, f"{folder} has no run.json"
-    meet_first_node(JobEnvironment(), record)
+    launcher = launcher_in_run(folder, record)
+    launcher.meet(launcher.place_of_rank())
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     interfaces = {name: os.environ.get(name, "") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
     return {"host": host, "port": port, **interfaces}

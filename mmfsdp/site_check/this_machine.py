@@ -18,7 +18,8 @@ from ..checks.lines import NOTE, OK, WRONG, Line
 from ..params import RunParams
 from ..params.numbers import size
 from ..run.hub_cache import hub_weights, is_offline
-from ..run.placement import available_cores, count_gpus, has_driver
+from ..run.local import available_cores
+from ..run.placement import count_gpus, has_driver
 from .places import CACHE, HUB_CACHE, RUN_FOLDER, SHM, TEMPORARY, hub_facts, places_of, probe
 
 LITTLE_BYTES = 5 << 30

@@ -39,7 +39,8 @@ from ..models.build import build_model, freeze_model
 from ..params import Device, ParamError, RunParams
 from ..run.folder import make_inner_folder, open_own, read_json, write_json
 from ..run.hang import Heartbeat
-from ..run.record import RunRecord, check_no_replay
+from ..run.launchers.registry import check_no_replay
+from ..run.record import RunRecord
 from ..run.trust import own_code_of
 from .callbacks import Callback, Training
 from .features import FeatureCache

@@ -28,16 +28,17 @@ from ..models.build import build_model, freeze_model, open_model
 from ..models.generated import needs_backbones
 from ..models.kinds import kind_of
 from ..models.weight_files import Weights
-from ..params import Device, Executor, ParamError, RunParams
+from ..params import Device, ParamError, RunParams
 from ..run.folder import read_json, write_json
 from ..run.fork import forked_from
 from ..run.hang import Heartbeat
+from ..run.launchers.registry import launcher_named
 from ..run.placement import place_of, too_few_gpus
 from ..run.preempt import Preempted
 from ..run.pretraining import ensure_backbones
 from ..run.rank_imports import bring_back
 from ..run.rendezvous import join_group
-from ..run.site import GPUS_VARIABLE, HIDDEN_GPUS
+from ..run.site import HIDDEN_GPUS
 from .features import FeatureCache
 from .handed_plan import NO_PLAN, RunPlan, model_digest, take_plan
 from .learning_rates import rates_line, spell_out_rates
@@ -130,10 +131,7 @@ def pick_device(params: RunParams) -> torch.device:
     wanted, ranks = params.train.device, int(os.environ["LOCAL_WORLD_SIZE"])
     if wanted is Device.CPU:
         return torch.device("cpu")
-    is_job = params.launch.executor is not Executor.LOCAL
-    gpus, allocated = torch.cuda.device_count(), 0
-    if is_job:
-        allocated = int(os.environ.get("SLURM_GPUS_ON_NODE") or os.environ.get(GPUS_VARIABLE, "0"))
+    gpus, allocated = torch.cuda.device_count(), launcher_named(params.launch.executor).allocated_gpus()
     # With --gpus-per-task or --gpu-bind a rank sees its own GPUs only, or the GPUs next to its socket, numbered from 0.
     if gpus >= ranks or (gpus and allocated >= ranks):
         return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus)

@@ -24,7 +24,7 @@ from ..data.sources import Splits, open_for
 from ..models.build import build_model, freeze_model
 from ..models.generated import needs_backbones
 from ..models.kinds import kind_of
-from ..params import Backend, Device, Executor, FrozenPolicy, ModelParams, RunParams
+from ..params import Backend, Device, FrozenPolicy, ModelParams, RunParams
 from ..params.findings import Finding
 from ..params.own import load_own, module_of
 from ..params.own_modules import OwnSources, own_sources
@@ -34,9 +34,10 @@ from ..planning import make_plan
 from ..predict import Estimate, estimate
 from ..predict.memory_events import with_memory_events, with_recording
 from ..predict.recordings import Recordings
+from ..run.launchers.registry import launcher_for
 from ..run.own_code import sources_of
 from ..run.placement import with_ranks
-from ..run.site import notes, settled
+from ..run.site import settled
 from ..run.start import check_place
 from .data_batch import data_batch
 from .handed_plan import model_digest, sealed, shapes_of
@@ -173,10 +174,9 @@ def few_rows(params: RunParams, sources: Mapping[str, Splits]) -> list[str]:
 
 
 def with_place(plan: WrapPlan, params: RunParams) -> WrapPlan:
-    """Return the plan with what a person should know of a job on Slurm among its findings."""
-    if params.launch.executor is not Executor.SLURM:
-        return plan
-    return replace(plan, lint=(*plan.lint, *(Finding("warning", "cluster", note) for note in notes(params))))
+    """Return the plan with what a person should know of the job among its findings."""
+    notes = launcher_for(params).notes(params)
+    return replace(plan, lint=(*plan.lint, *(Finding("warning", "cluster", note) for note in notes)))
 
 
 def _with_warnings(plan: WrapPlan, processor: SampleProcessor | None) -> WrapPlan:

@@ -10,6 +10,8 @@ from ..data.corrupt import shorten
 from ..data.stream import GivenRow, Source
 from ..params import RunParams
 from ..params.own import check_call, own_fields, path_of
+from ..run.launchers.registry import FIELD as LAUNCHER
+from ..run.launchers.registry import launcher_for
 from .metrics import METRICS
 from .own_callbacks import FIELD as CALLBACKS
 from .own_callbacks import check_callbacks
@@ -36,6 +38,9 @@ def try_own(params: RunParams, name: str) -> list[str]:
     if name == OPTIMIZER:
         states = optimizer_states(params.train.optimizer)
         return [f"{path_of(params.train.optimizer)}: its states have {states:.3g} times the bytes of what trains"]
+    if name == LAUNCHER:
+        used = ", ".join(f"launch.{field}" for field in launcher_for(params).fields)
+        return [f"{path_of(params.launch.executor)} is a launcher; it uses {used or 'no further field of launch'}"]
     lines = []
     for field, value in own_fields(params):
         if field == name == METRICS:

@@ -6,8 +6,8 @@ import threading
 
 import ipywidgets as w
 
-from ..params import Executor
 from ..run.interrupt import Interrupted
+from ..run.launchers.registry import launcher_named
 from ..site_check.check import WAIT_MIN, Line, SiteCheck
 from ..site_check.site_report import SiteReport
 from .form import RunForm
@@ -37,7 +37,7 @@ class CheckButton(w.VBox):
 
     def update(self) -> None:
         """Say on the button what a press does now."""
-        place = "this machine" if self._form.params.launch.executor is Executor.LOCAL else "the cluster"
+        place = launcher_named(self._form.params.launch.executor).checks
         self.button.description = STOP if self.busy else f"Check {place}"
         self.button.disabled = self._form.error is not None and not self.busy
 
@@ -54,6 +54,7 @@ class CheckButton(w.VBox):
     def _check(self) -> None:
         """Check, in a thread."""
         try:
+            self._form.check_launcher_allowed(self._form.params)
             site = SiteCheck(self._form.params, self._show, self._draw, 60 * WAIT_MIN, is_stopped=self._stopped.is_set)
             self.report = site.report()
             html = self.report._repr_html_()

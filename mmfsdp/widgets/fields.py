@@ -84,6 +84,8 @@ class FieldRow(w.HBox):
         annotation = types[0] if self.optional else info.annotation
         self.is_own_code = names_own_code(info.annotation)
         kind: Any = get_origin(annotation) or annotation
+        is_choice = isinstance(types[0], type) and issubclass(types[0], Enum)
+        self.choices: type[Enum] | None = types[0] if is_choice else None
         self.kind: type = str if self.is_own_code and kind is not tuple else kind
         self.help = " ".join((info.description or "").split())
         self._filling = False
@@ -106,6 +108,9 @@ class FieldRow(w.HBox):
             choices = list(TRUTH_VALUES)
         if choices:
             return w.Dropdown(options=[UNSET, *choices] if self.optional else choices)
+        if self.is_own_code and self.choices:  # names of ours, or an import path
+            names = [str(member.value) for member in self.choices]
+            return w.Combobox(options=names, placeholder="my_module:name", continuous_update=False)
         if self.is_own_code:
             return w.Text(placeholder="my_module:name", continuous_update=False)
         if self.kind in (dict, tuple):
@@ -182,8 +187,8 @@ class FieldRow(w.HBox):
             html = note(f"Not now: it {self._disabled_reason}.")
         else:
             words = re.split(r"(?<=\.) (?=[A-Z])", self.help)[0]  # the first sentence
-            if issubclass(self.kind, Enum) and self._input.value != UNSET:
-                words = getattr(self.kind(self._input.value), "description", "") or words
+            if self.choices and self._input.value in list(self.choices):
+                words = getattr(self.choices(self._input.value), "description", "") or words
             html = note(words.replace("`", "")) + self._not_now
         self._input.disabled = bool(self._disabled_reason) and not error
         self._words.value = f'<code class="mm-name">{self.name}</code>{html}'

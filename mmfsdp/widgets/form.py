@@ -9,7 +9,7 @@ import ipywidgets as w
 import traitlets
 
 from ..params import DataSource, ParamError, RunParams, load, preset_names
-from ..params.own import names_own_code, own_fields, path_of
+from ..params.own import OwnCode, names_own_code, own_fields, path_of
 from ..run.trust import is_trusted
 from .cell import CellWidget, close_all
 from .fields import FieldRow, field_names, field_of
@@ -162,9 +162,15 @@ class RunForm(CellWidget):
         Code that the person has typed, tried or launched, or of a run that they have started, may run.
         """
         own_code = own_fields(params)
-        if not any(field in RUN_BY_PLANS for field, _ in own_code):
-            return
-        for field, value in own_code:
+        if any(field in RUN_BY_PLANS for field, _ in own_code):
+            self._check_allowed(own_code)
+
+    def check_launcher_allowed(self, params: RunParams) -> None:
+        """Raise ParamError if ranks would be started by own code that only a file names."""
+        self._check_allowed([each for each in own_fields(params) if each[0] == "launch.executor"])
+
+    def _check_allowed(self, fields: list[tuple[str, OwnCode]]) -> None:
+        for field, value in fields:
             if repr((field, value)) not in _allowed:
                 words = (
                     f"{path_of(value)!r} comes from a file; it is not run before you press Try next to it, or Launch"

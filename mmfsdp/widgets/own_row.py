@@ -8,6 +8,7 @@ from collections.abc import Callable
 import ipywidgets as w
 
 from ..params import RunParams
+from ..params.own import own_fields
 from .cell import import_lock
 from .fields import FieldRow
 from .markup import error_note, note
@@ -36,7 +37,7 @@ class OwnRow(FieldRow):
         super().show(params)
         self._params = params
         if hasattr(self, "button"):
-            self.button.disabled = not self._input.value
+            self.button.disabled = self.name not in [name for name, _ in own_fields(params)]
             if self._input.value != getattr(self, "_tried", ""):
                 self.found.value = ""
 

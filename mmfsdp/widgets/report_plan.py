@@ -16,7 +16,8 @@ from ..predict import Estimate, estimate
 from ..predict.memory import Memory
 from ..predict.timeline import step_timeline
 from ..run.folder import current_plan
-from ..run.record import REPLAY, RunRecord, replay_words
+from ..run.launchers.registry import launcher_named
+from ..run.record import RunRecord, replay_words
 from .plan_figures import figures_html, plan_figures
 from .plan_pictures import plan_pictures
 from .plan_table_html import findings, unit_table
@@ -93,9 +94,10 @@ def _machine(record: RunRecord | None, planned: Mapping[str, Any], rows: Sequenc
         words += " on a GPU each" if "reserved_bytes" in rows[-1] else " on CPUs"
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.created))
     words += f", launched {started} from {record.host}"
-    if record.executor == REPLAY:
+    launcher = launcher_named(record.executor)
+    if not launcher.has_ranks:
         words = words.partition(", launched")[0] + f", {replay_words(record.replay_of)}; played {started}"
-    elif record.executor != "local":
+    elif not launcher.here:
         words += f" by {record.executor}"
     versions = planned.get("versions") or {}
     return f"{words}; torch {versions['torch']}" if "torch" in versions else words

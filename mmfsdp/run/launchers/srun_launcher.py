@@ -1,7 +1,7 @@
-"""The ranks of a run as a step of the Slurm job that this process is in: `launch.executor: srun`.
+"""Srun: the ranks are a step of the Slurm job that this process is in: `launch.executor: srun`.
 
-A notebook on a hub often runs in a job already, on nodes that may not submit another. The supervisor of a local run
-starts the ranks there with one srun, which shares the job's CPUs, memory and GPUs with what runs in it.
+A notebook on a hub often runs in a job already, on nodes that may not submit another. The supervisor starts the ranks
+there with one srun, which shares the job's CPUs, memory and GPUs with what runs in it.
 """
 
 from __future__ import annotations
@@ -17,28 +17,72 @@ from pathlib import Path
 
 from submitit.core.utils import DelayedSubmission
 
-from ..params import Device, ParamError, RunParams
-from ..params.run import with_cluster
-from .address import HOST_VARIABLE
-from .hub_cache import is_offline
-from .local import processes_of
-from .placement import gpus_of_node, with_ranks
-from .rank import run_rank
-from .record import RunRecord
-from .site import job_environment, srun_options
-from .slurm_state import run_command, scancel
+from ...params import Device, LaunchParams, ParamError, RunParams
+from ...params.run import with_cluster
+from ..address import HOST_VARIABLE
+from ..hub_cache import is_offline
+from ..local import processes_of
+from ..placement import with_ranks
+from ..rank import run_rank
+from ..record import RunRecord, RunState
+from ..site import job_environment, srun_options
+from ..slurm_log import failure_in_job
+from ..slurm_state import run_command, scancel
+from ..snapshot import Snapshot
+from .in_job import JOB_VARIABLE, InJob
+from .launcher import Place, StartedRanks
 
-JOB = "SLURM_JOB_ID"
 END_TIMEOUT_S = 5.0
 """Seconds that srun may take to end after its step has."""
 
 
-class JobStep:
+class Srun(InJob):
+    """A step of the Slurm job that this process is in."""
+
+    place = "a step of this Slurm job"
+    checks = "the cluster"
+
+    def gpus(self, params: RunParams) -> int:
+        """Return the GPUs that the step asks for or, if it does not say, that the job has on its nodes."""
+        launch = with_cluster(params.launch)
+        return 0 if params.train.device is Device.CPU else launch.nodes * gpus_of_node(launch)
+
+    def check(self, params: RunParams) -> None:
+        """Raise ParamError if this process is in no job, or in one with too few nodes."""
+        check_allocation(params)
+
+    def start(self, folder: Path, record: RunRecord, *, port: int) -> StartedRanks:
+        """Start the ranks in the job that this process is in; they find a port on its first node."""
+        return start_step(folder, record)
+
+    def failure(self, look: Snapshot, ranks: StartedRanks, log: str) -> RunState | None:
+        """Return the state of the rank that failed first, which srun may have told."""
+        assert isinstance(ranks, JobStep)
+        return failure_in_job(look, log.rpartition(ranks.name)[2])  # what was printed since it began
+
+    def place_of_rank(self) -> Place:
+        """Return who this process is, among the nodes of its step: its job may have more."""
+        os.environ["SLURM_JOB_NUM_NODES"] = os.environ["SLURM_STEP_NUM_NODES"]
+        os.environ["SLURM_JOB_NODELIST"] = os.environ["SLURM_STEP_NODELIST"]
+        return super().place_of_rank()
+
+    def send_signal(self, folder: Path, record: RunRecord, number: signal.Signals) -> str:
+        """Send a signal to all ranks: srun hands it on."""
+        if signal_step(folder, record, number):
+            return ""
+        return f"the srun of {folder} has ended; a drill needs a run whose ranks are all running"
+
+    def print_stack(self, folder: Path, record: RunRecord, rank: int, number: signal.Signals) -> bool:
+        """Send the signal to all ranks."""
+        return signal_step(folder, record, number)
+
+
+class JobStep(StartedRanks):
     """A step of this process's job, in which the ranks of a run are."""
 
     def __init__(self, process: subprocess.Popen[bytes], name: str):
         self.process, self.name = process, name
-        self.job_id = os.environ[JOB]
+        self.job_id = os.environ[JOB_VARIABLE]
 
     def done(self) -> bool:
         """Return True if all ranks have ended."""
@@ -58,7 +102,7 @@ class JobStep:
 
 def check_allocation(params: RunParams) -> None:
     """Raise ParamError if this process is in no job, or in one with too few nodes."""
-    if JOB not in os.environ:
+    if JOB_VARIABLE not in os.environ:
         words = "srun needs the Slurm job that this notebook or terminal runs in, and SLURM_JOB_ID is not set here; "
         raise ParamError("launch.executor", f"{words}choose slurm to submit a job, or local")
     if not shutil.which("srun"):
@@ -67,6 +111,11 @@ def check_allocation(params: RunParams) -> None:
     if params.launch.nodes > nodes:
         words = f"{params.launch.nodes} are more than the {nodes} of the job that this process is in; lower it"
         raise ParamError("launch.nodes", words)
+
+
+def gpus_of_node(launch: LaunchParams) -> int:
+    """Return the GPUs of a node that a step asks for, or else that its job has here."""
+    return int(os.environ.get("SLURM_GPUS_ON_NODE", "0")) if launch.gpu_count is None else launch.gpu_count
 
 
 def step_command(params: RunParams, *, job: str, name: str, logs: Path) -> list[str]:
@@ -85,7 +134,7 @@ def step_command(params: RunParams, *, job: str, name: str, logs: Path) -> list[
 def start_step(folder: Path, record: RunRecord) -> JobStep:
     """Start the ranks of a run in the job that this process is in."""
     params = RunParams.from_yaml(folder / "params.yaml")
-    launch, logs, job = with_cluster(params.launch), folder / "logs", os.environ[JOB]
+    launch, logs, job = with_cluster(params.launch), folder / "logs", os.environ[JOB_VARIABLE]
     call = DelayedSubmission(run_rank, str(folder))
     call.set_timeout(record.timeout_min, 1)
     call.dump(logs / f"{job}_submitted.pkl")
