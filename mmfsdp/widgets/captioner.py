@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import threading
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -17,6 +16,7 @@ from ..run.trust import own_code_of
 from .cell import CellWidget, import_lock
 from .markup import note
 from .style import FROZEN, INK
+from .worker import Worker
 
 if TYPE_CHECKING:
     from ..data.batch import Sample
@@ -36,7 +36,7 @@ STYLE = f"""<style>
 </style>"""
 
 
-class Captioner(CellWidget):
+class Captioner(Worker, CellWidget):
     """Shows what a model says to pictures that no training has shown, or to one's own, and to a blank picture.
 
     Loads the newest checkpoint of a run in a thread. model and processor are there after `wait()`.
@@ -47,13 +47,10 @@ class Captioner(CellWidget):
         self.model: Any = None
         self.processor: Any = None
         self.checkpoint = ""
-        self._failure: Exception | None = None
         self._samples: dict[str, Sample] = {}
         self._picture_range: tuple[float, ...] = ()
         self._answer: Answer | None = None
         self._looked: dict[int, Any] = {}
-        self._wanted, self._working = "", True
-        self._lock = threading.Lock()
         wide = w.Layout(width="20em")
         self._pick = w.Dropdown(description="picture", layout=wide)
         self._upload = w.FileUpload(accept="image/*", description="a picture of yours", layout=w.Layout(width="14em"))
@@ -61,48 +58,41 @@ class Captioner(CellWidget):
         self._layer = w.Dropdown(description="layer", layout=wide)
         self._token = w.Dropdown(description="word", layout=wide)
         self._note, self._seen, self._said = w.HTML(), w.HTML(), w.HTML()
+        self.error_line = self._note
         self._looks = w.VBox([self._layer, self._token], layout=w.Layout(display="none"))
         tools = w.VBox([self._pick, self._upload, self._prompt, self._looks])
         top = w.HBox([self._seen, tools, self._said], layout=w.Layout(flex_flow="row wrap", grid_gap="12px"))
         super().__init__([w.HTML(STYLE, layout=w.Layout(display="none")), self._note, top])
         self.replace_older()
         self._pick.observe(lambda _: self._picked(), "value")
-        self._prompt.observe(lambda _: self._later("ask"), "value")
+        self._prompt.observe(lambda _: self._ask_later(), "value")
         self._upload.observe(lambda _: self._uploaded(), "value")
-        self._layer.observe(lambda _: self._later("draw"), "value")
-        self._token.observe(lambda _: self._later("draw"), "value")
-        self._thread = threading.Thread(target=self._work, daemon=True, name="captioner")
-        self._thread.start()
+        self._layer.observe(lambda _: self._draw_later(), "value")
+        self._token.observe(lambda _: self._draw_later(), "value")
+        self.work("load", self._load_once)
 
     def wait(self) -> Captioner:
         """Wait until what was asked is answered. Raises what kept the model from loading or answering."""
-        while self._thread.is_alive():
-            self._thread.join()
-        if self._failure:
-            raise self._failure
+        self.wait_for_work()
+        if self.failure:
+            raise self.failure
         return self
+
+    def busy_changed(self) -> None:
+        """Say nothing more once all is answered."""
+        if not self.busy and self.failure is None:
+            self._say("")
 
     def close(self) -> None:
         """Take it off the page and let go of the model."""
         self.model = None
         super().close()
 
-    def _work(self) -> None:
-        """Load if need be; then answer until nothing new is asked."""
-        try:
-            if self.model is None:
-                self._say("loading the newest checkpoint…")
-                self._load()
-            while wanted := self._take():
-                if wanted == "ask":
-                    self._say("asking…")
-                    self._answer_now()
-                self._draw()
-            self._say("")
-        except Exception as error:  # nobody is above this thread: it is shown, and raised by wait()
-            with self._lock:
-                self._failure, self._working = error, False
-            self._say(str(error) or type(error).__name__, bad=True)
+    def _load_once(self) -> None:
+        """Load the newest checkpoint; again where that has failed before."""
+        if self.model is None:
+            self._say("loading the newest checkpoint…")
+            self._load()
 
     def _load(self) -> None:
         with import_lock:
@@ -155,30 +145,25 @@ class Captioner(CellWidget):
     def _picked(self) -> None:
         if self._pick.value is not None:
             self._prompt.value = self._samples[self._pick.value].prompt
-            self._later("ask")
+            self._ask_later()
 
-    def _later(self, what: str) -> None:
-        """Have the thread ask, or only draw, unless it is about to."""
-        with self._lock:
-            self._wanted, self._failure = self._wanted or what if what == "draw" else what, None
-            if not self._working:
-                self._working = True
-                self._thread = threading.Thread(target=self._work, daemon=True, name="captioner")
-                self._thread.start()
+    def _ask_later(self) -> None:
+        self.work("ask", self._ask, show=self._show_answers)
 
-    def _take(self) -> str:
-        with self._lock:
-            wanted, self._wanted = self._wanted, ""
-            self._working = bool(wanted)
-            return wanted
-
-    def _answer_now(self) -> None:
+    def _ask(self) -> tuple[Sample, Answer, Answer]:
+        """Return the chosen sample, and what the model says with its picture and without it."""
         from ..train.answers import answer
 
+        self._load_once()
+        self._say("asking…")
         sample = self._samples[self._pick.value].with_prompt(self._prompt.value)
         if not self.processor.takes(sample):
             raise ValueError("prompt: needs one <image> for each picture, where the picture stands")
-        seen, blank = (answer(self.model, self.processor, sample, blank=blank) for blank in (False, True))
+        with_picture = answer(self.model, self.processor, sample)
+        return sample, with_picture, answer(self.model, self.processor, sample, blank=True)
+
+    def _show_answers(self, asked: tuple[Sample, Answer, Answer]) -> None:
+        sample, seen, blank = asked
         self._answer, self._looked = seen, {}
         truth = "" if sample.text == "?" else f'<p class="mm-quiet">truth: {escape(sample.text)}</p>'
         self._said.value = (
@@ -187,6 +172,10 @@ class Captioner(CellWidget):
         self._token.options = [(f"{i + 1}: {piece}", i) for i, (piece, _, _) in enumerate(seen.tokens)]
         self._token.index = 0 if seen.tokens else None
         self._looks.layout.display = None if self._layer.options else "none"
+        self._draw_later()
+
+    def _draw_later(self) -> None:
+        self.work("draw", self._draw)
 
     def _draw(self) -> None:
         """Show the picture as the model sees it; where a layer looks for a word, it stays light."""

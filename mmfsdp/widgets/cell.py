@@ -13,6 +13,7 @@ import traitlets
 
 from .static_files import cockpit_sheet, folds_module, labels_module
 from .style import STYLE, WIDGET_STYLE
+from .worker import Worker
 
 ABSENT_AFTER_S = 10.0
 """Seconds without an answer after which nobody is taken to watch."""
@@ -152,7 +153,9 @@ def _children_changed(change: Any) -> None:
 
 
 def close_all(widget: Any) -> None:
-    """Close a widget and all inside it, in the browser and in the kernel."""
+    """Close a widget and all inside it, in the browser and in the kernel, and end their work."""
+    if isinstance(widget, Worker):
+        widget.end_work()
     for part in (*getattr(widget, "children", ()), getattr(widget, "layout", None), getattr(widget, "style", None)):
         if part in _sheets:
             continue  # others show it, too

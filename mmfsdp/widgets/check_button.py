@@ -6,25 +6,25 @@ import threading
 
 import ipywidgets as w
 
+from ..params import RunParams
 from ..run.interrupt import Interrupted
 from ..run.launchers.registry import launcher_named
 from ..site_check.check import WAIT_MIN, Line, SiteCheck
 from ..site_check.site_report import SiteReport
 from .form import RunForm
 from .markup import error_note, note
+from .worker import Worker
 
 TIP = "Folders, versions, the hub, and ranks that talk to each other: a line each, with what to do"
 STOP = "End the check"
 
 
-class CheckButton(w.VBox):
+class CheckButton(Worker, w.VBox):
     """A button that checks the machine, or with executor slurm the cluster; a table of what is found beneath."""
 
     def __init__(self, form: RunForm):
         self._form = form
         self._stopped = threading.Event()
-        self.busy = False
-        """True while a check goes on."""
         self.report: SiteReport | None = None
         """What the newest check has found, once it is done."""
         self._found: list[tuple[str, Line]] = []
@@ -46,25 +46,35 @@ class CheckButton(w.VBox):
         if self.busy:
             self._stopped.set()
             return
-        self.busy, self._found = True, []
+        self._found = []
         self._stopped.clear()
         self._draw("looking at this machine")
-        threading.Thread(target=self._check, daemon=True, name="check").start()
+        params = self._form.params
+        self.work("check", lambda: self._check(params), show=self._show_result)
 
-    def _check(self) -> None:
-        """Check, in a thread."""
-        try:
-            self._form.check_launcher_allowed(self._form.params)
-            site = SiteCheck(self._form.params, self._show, self._draw, 60 * WAIT_MIN, is_stopped=self._stopped.is_set)
-            self.report = site.report()
-            html = self.report._repr_html_()
-        except Interrupted as interrupt:
-            html = self._table() + note(f"ended: {interrupt}", role="status")
-        except Exception as error:  # the thread ends here: the error is shown
-            html = self._table() + error_note(error)
-        self._result.value = html
-        self.busy = False
+    def show_error(self, name: str, error: Exception) -> None:
+        """Show what ended the check, below the lines so far."""
+        self._result.value = self._table() + error_note(error)
+
+    def busy_changed(self) -> None:
+        """Say on the button what a press does now."""
         self.update()
+
+    def _check(self, params: RunParams) -> str:
+        """Check, in a thread, and return what is found as HTML."""
+        try:
+            self._form.check_launcher_allowed(params)
+            site = SiteCheck(params, self._show, self._draw, 60 * WAIT_MIN, is_stopped=self._is_stopped)
+            self.report = site.report()
+        except Interrupted as interrupt:
+            return self._table() + note(f"ended: {interrupt}", role="status")
+        return self.report._repr_html_()
+
+    def _is_stopped(self) -> bool:
+        return self._stopped.is_set() or not self.is_wanted
+
+    def _show_result(self, html: str) -> None:
+        self._result.value = html
 
     def _show(self, place: str, line: Line) -> None:
         """Show one more line."""

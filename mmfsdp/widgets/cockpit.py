@@ -119,7 +119,8 @@ class Cockpit(CellWidget):
 
     def close(self) -> None:
         """Remove it; runs go on."""
-        self._planner.close()
+        self._planner.end_work()
+        self._starter.end_work()
         super().close()
 
     # Parts

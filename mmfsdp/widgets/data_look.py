@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import threading
 from collections.abc import Callable
 from html import escape
 from itertools import islice
@@ -16,6 +15,7 @@ from ..params import DataSource, ParamError, RunParams
 from .cell import import_lock
 from .controls import Control
 from .markup import error_note, note
+from .worker import Worker
 
 if TYPE_CHECKING:
     from ..data.batch import Sample
@@ -30,17 +30,16 @@ IMAGE_SIZE = 64
 """Pixels of generated pictures."""
 
 
-class DataLook(Control):
+class DataLook(Worker, Control):
     """A path that is looked at, in a thread, when it is typed; without one, the demo's generated pictures."""
 
     def __init__(self, *, take: Callable[[dict[str, Any]], None]):
         """take: called with the parameters of the data that were found, by their dotted names."""
         self._path = w.Text(description="your data", placeholder="folder, file or org/name", continuous_update=False)
         self._path.tooltip = "data.path"
-        self._look = w.HTML()
+        self._look = self.error_line = w.HTML()
         self._take = take
         self._shown: Any = None  # the data that are looked at
-        self._thread: threading.Thread | None = None
         super().__init__("data.path", [self._path, self._look], lambda name, value: self._typed(value))
         self._path.observe(lambda change: self.typed(change.new), "value")
 
@@ -51,60 +50,57 @@ class DataLook(Control):
             return
         self._shown = params.data
         if params.data.reader is not None:  # a person's code runs when they ask for it
-            self._start(lambda: setattr(self._look, "value", note(OWN_READER)))
+            self._start("look", lambda: note(OWN_READER), self._show_look)
         else:
-            self._start(lambda: self._look_at(params))
+            self._start("look", lambda: look_at(params), self._show_look)
 
     def wait(self) -> str:
         """Wait until what was typed is looked at, and return the HTML that is shown."""
-        thread = self._thread
-        if thread is not None:
-            thread.join()
+        self.wait_for_work()
         return self._look.value
 
     def _typed(self, path: str) -> None:
-        if not path.strip():
-            self._take({"data.source": DataSource.SHAPES.value, "data.path": None, "data.pictures": None})
+        if path.strip():
+            self._start("detect", lambda: detected(path.strip()), self._show_detected)
         else:
-            self._start(lambda: self._detect(path.strip()))
+            generated = {"data.source": DataSource.SHAPES.value, "data.path": None, "data.pictures": None}
+            self._start("detect", lambda: (generated, ""), self._show_detected)
 
-    def _start(self, work: Callable[[], None]) -> None:
-        before = self._thread
-
-        def run() -> None:
-            if before is not None:
-                before.join()
-            try:
-                work()
-            except Exception as error:  # the thread ends here: the error is shown
-                self._look.value = error_note(error)
-
+    def _start(self, name: str, function: Callable[[], Any], show: Callable[[Any], None]) -> None:
         self._look.value = note("looking at the data…", role="status")
-        self._thread = threading.Thread(target=run, daemon=True, name="data")
-        self._thread.start()
+        self.work(name, function, show=show)
 
-    def _detect(self, path: str) -> None:
-        """Find out which source reads a path, and take it."""
-        with import_lock:
-            from ..data.detect import detect
+    def _show_look(self, look: str) -> None:
+        self._look.value = look
 
-        found = detect(path)
-        look = look_html(found.splits)
-        data = found.params
-        values = {"data.source": data.source.value, "data.path": data.path, "data.pictures": data.pictures}
+    def _show_detected(self, values_and_look: tuple[dict[str, Any], str]) -> None:
+        """Take the data that were found at a path, and show them."""
+        values, look = values_and_look
         try:
             self._take(values)
-            self._look.value = look
         except ParamError as error:
-            self._look.value = look + error_note(error)
+            look += error_note(error)
+        self._look.value = look
 
-    def _look_at(self, params: RunParams) -> None:
-        """Show the data of parameters as they stand."""
-        with import_lock:
-            from ..data import open_sources
 
-        splits = list(open_sources(params.data, image_size=IMAGE_SIZE).values())
-        self._look.value = "".join(look_html(each) for each in splits[:SHOWN])
+def detected(path: str) -> tuple[dict[str, Any], str]:
+    """Return the parameters of the source that reads a path, by dotted name, and what it has as HTML."""
+    with import_lock:
+        from ..data.detect import detect
+
+    found = detect(path)
+    data = found.params
+    values = {"data.source": data.source.value, "data.path": data.path, "data.pictures": data.pictures}
+    return values, look_html(found.splits)
+
+
+def look_at(params: RunParams) -> str:
+    """Return what the sources of these parameters have as HTML."""
+    with import_lock:
+        from ..data import open_sources
+
+    splits = list(open_sources(params.data, image_size=IMAGE_SIZE).values())
+    return "".join(look_html(each) for each in splits[:SHOWN])
 
 
 def look_html(splits: Splits) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import ipywidgets as w
@@ -28,7 +27,6 @@ class LaunchButtons(w.HBox):
     def __init__(self, form: RunForm, starter: Starter, *, state: Callable[[], RunState | None]):
         """state: of the newest run that is shown."""
         self._form, self._starter, self._state = form, starter, state
-        self._busy = False  # Stop or Resume is under way
         self.buttons: dict[str, w.Button] = {}
         for name, icon in ICONS.items():
             button = w.Button(description=name, icon=icon, tooltip=TIPS[name])
@@ -50,7 +48,7 @@ class LaunchButtons(w.HBox):
             button.layout.display = None if name in names else "none"
             button.button_style = "primary" if name == names[0] and name not in (STOP, AGAIN) else ""
             needs_choices = name in (LAUNCH, DUPLICATE, AGAIN)
-            button.disabled = self._busy or self._starter.busy or (needs_choices and wrong)
+            button.disabled = self._starter.busy or (needs_choices and wrong)
 
     def _is_same(self) -> bool:
         """Return True if the choices are those of the newest run."""
@@ -66,10 +64,10 @@ class LaunchButtons(w.HBox):
             self._starter.start(params, adopt=False)
         elif name == AGAIN:
             self._starter.start(params.change(**{"launch.replace": True}), adopt=False)
-        elif not self._busy:
-            self._busy = True
-            self.update()
-            threading.Thread(target=self._act, args=(name,), daemon=True, name=name).start()
+        elif name == STOP:
+            self._starter.stop()
+        else:
+            self._starter.resume()
 
     def launch(self) -> None:
         """Press Launch. A run of these choices that goes on, or has completed, is not launched again."""
@@ -78,14 +76,3 @@ class LaunchButtons(w.HBox):
         if is_own_run and state is not None and (state.ok or not state.done):
             return
         self._starter.start(self._form.params)
-
-    def _act(self, name: str) -> None:
-        """Stop or resume the newest run, in a thread."""
-        try:
-            if name == STOP:
-                self._starter.stop()
-            else:
-                self._starter.resume()
-        finally:
-            self._busy = False
-            self.update()

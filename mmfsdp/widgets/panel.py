@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from html import escape
 from pathlib import Path
@@ -29,6 +28,7 @@ from .markup import note, shown
 from .parts import parts_line
 from .rank_grid import rank_grid
 from .report import newest_events
+from .worker import Worker
 
 WATCHED_UPDATE_S = 0.5
 UNWATCHED_UPDATE_S = 30.0
@@ -39,7 +39,7 @@ MAX_LOG_BYTES = 1 << 20
 """Bytes of log that one update reads; of more, only the newest."""
 
 
-class RunPanel(CellWidget):
+class RunPanel(Worker, CellWidget):
     """State, progress, ranks, curves and log of a run, updated by a thread until the run ends; and its buttons.
 
     `RunPanel("runs/first")` can be made again at any time, after a page reload or a kernel restart, too. Raises
@@ -58,7 +58,6 @@ class RunPanel(CellWidget):
         self._progress = Progress(self.run.path)
         self._viewer = ViewerPresence()
         self._details_due = 0.0  # monotonic time of the next drawing of ranks and facts
-        self._closing, self._ended = threading.Event(), threading.Event()
         self._troubles: list[Trouble] = []
         self._head, self._parts, self._banner = w.HTML(), w.HTML(), w.HTML()
         self._rank_grid, self._tracebacks, self._facts = w.HTML(), w.HTML(), w.HTML()
@@ -73,7 +72,7 @@ class RunPanel(CellWidget):
         super().__init__([top, self._banner, strip, self._tracebacks])
         self.add_class("mm-run")
         self.replace_older()
-        threading.Thread(target=self._watch, daemon=True, name=f"watch {self.run.path}").start()
+        self.work("watch", self._watch)
 
     def wait(self, timeout: float | None = None) -> RunState:
         """Return the state of the run once it is over and all is drawn, or after `timeout` seconds.
@@ -81,32 +80,31 @@ class RunPanel(CellWidget):
         Interrupting the cell ends the waiting, not the run.
         """
         with interruptible(f"the run {self.run.name} goes on; Cancel ends it"):
-            self._ended.wait(timeout)  # not Thread.join: interrupted, Python 3.11 takes the thread for ended
+            self.wait_for_work(timeout)
         return self.state
 
     def close(self) -> None:
         """Stop drawing and remove the panel. The run goes on."""
-        self._closing.set()
+        self.end_work()
         self._viewer.returned.set()
         self._viewer.close()
         super().close()
 
+    def show_error(self, name: str, error: Exception) -> None:
+        """Say why the panel stands still, and raise the error, whose traceback Jupyter shows."""
+        self.actions.say(f"this panel stopped: {error or type(error).__name__}; make it again", error=True)
+        raise error
+
     def _watch(self) -> None:
-        """Read and draw, in a thread, until the run ends or the panel is closed."""
-        try:
-            while not self._closing.is_set():
-                try:
-                    if self._update():
-                        break
-                except OSError as error:  # passes: a shared disk that does not answer, too many open files
-                    self.actions.say(f"the run's folder cannot be read now; trying again: {error}", error=True)
-                self._viewer.returned.wait(WATCHED_UPDATE_S if self._viewer.watching else UNWATCHED_UPDATE_S)
-                self._viewer.returned.clear()
-        except Exception as error:  # the thread ends here: the panel says why it stands still
-            self.actions.say(f"this panel stopped: {error or type(error).__name__}; make it again", error=True)
-            raise
-        finally:
-            self._ended.set()
+        """Read and draw until the run ends or the panel is closed."""
+        while self.is_wanted:
+            try:
+                if self._update():
+                    break
+            except OSError as error:  # passes: a shared disk that does not answer, too many open files
+                self.actions.say(f"the run's folder cannot be read now; trying again: {error}", error=True)
+            self._viewer.returned.wait(WATCHED_UPDATE_S if self._viewer.watching else UNWATCHED_UPDATE_S)
+            self._viewer.returned.clear()
 
     def _update(self) -> bool:
         """Read what is new and draw it. Return True if the run is over and all of it is drawn."""

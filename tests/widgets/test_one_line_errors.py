@@ -37,7 +37,7 @@ def interrupt(*_):
 def test_an_interrupt_of_a_wait_is_one_line_that_says_what_goes_on(shell, capsys, folder, monkeypatch):  # noqa: F811
     run, panel = Run.open(folder), RunPanel(folder)
     panel.close()
-    monkeypatch.setattr(panel._ended, "wait", interrupt)
+    monkeypatch.setattr(panel, "wait_for_work", interrupt)
     monkeypatch.setattr(run, "state", interrupt)
     for wait in ("run.wait()", "panel.wait()"):
         lines = printed_by(shell, capsys, wait, run=run, panel=panel)
