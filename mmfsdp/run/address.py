@@ -21,6 +21,8 @@ HOST_VARIABLE = "MMFSDP_HOST"
 """Environment variable of a job: launch.host, such as {host}i."""
 CONNECT_TIMEOUT_S = 30.0
 """Seconds within which the job's first node must answer; a packet that is lost is sent again after 1, 3, 7 and 15 s."""
+PORTS = range(20_000, 32_000)
+"""Ports at which ranks meet: below those that Linux gives to outgoing connections, from 32768 on."""
 NO_ROUTE_TIMEOUT_S = 5.0
 """Seconds after which it counts that there is no way to that node."""
 
@@ -107,7 +109,7 @@ def loopback_interface() -> str:
 def free_port() -> int:
     """Return a port of the loopback interface at which nobody listens, for the rendezvous of ranks on this machine.
 
-    It is outside the range of outgoing connections. Raises OSError if there is none.
+    Raises OSError if there is none.
     """
     with _bound_socket() as bound:
         return int(bound.getsockname()[1])
@@ -131,7 +133,7 @@ def reserved_port() -> Iterator[int]:
 
 def _bound_socket() -> socket.socket:
     """Return a socket that is bound to a port of the loopback interface that no other one has."""
-    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+    for port in random.SystemRandom().sample(PORTS, 100):
         bound = socket.socket()
         try:
             bound.bind((LOOPBACK, port))
@@ -139,7 +141,7 @@ def _bound_socket() -> socket.socket:
             bound.close()
         else:
             return bound
-    raise OSError(f"no free port on {LOOPBACK} between 20000 and 32000")
+    raise OSError(f"no free port on {LOOPBACK} between {PORTS[0]} and {PORTS[-1]}")
 
 
 def set_interface(name: str) -> None:
@@ -176,5 +178,6 @@ def check_answers(host: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S)
         time.sleep(0.2)
     words = f"no rank reaches {host} ({address}):{port} from {socket.gethostname()}: {cause}"
     fix = "if the nodes reach each other by another name or network, set launch.host (such as {host}i) or "
-    fix += "launch.interface; else ask the administrators whether nodes may connect to ports 20000 to 31999 of others"
+    fix += "launch.interface; else ask the administrators whether nodes may connect to ports "
+    fix += f"{PORTS[0]} to {PORTS[-1]} of others"
     raise _no_address(words, fix)

@@ -17,6 +17,7 @@ from submitit.core.utils import DelayedSubmission, FailedJobError, FailedSubmiss
 from ..params import LaunchParams, ParamError, RunParams
 from ..params.own import path_of
 from ..params.run import with_cluster
+from .address import PORTS
 from .error_kinds import kind_of
 from .folder import write_text
 from .hub_cache import is_offline
@@ -116,11 +117,11 @@ def option_names(executor: SlurmExecutor) -> set[str]:
     return {name.replace("_", "-") for name in names}
 
 
-_FIND_PORT = """[ -n "$MASTER_PORT" ] || for MASTER_PORT in $(shuf -i 20000-31999 -n 999); do
+_FIND_PORT = f"""[ -n "$MASTER_PORT" ] || for MASTER_PORT in $(shuf -i {PORTS[0]}-{PORTS[-1]} -n 999); do
   (exec 3<>/dev/tcp/127.0.0.1/$MASTER_PORT) 2>/dev/null || break
 done"""
-"""Finds a port at which nobody listens on the first node, outside the range of outgoing connections. In bash alone:
-where the ranks run in a container, there may be no Python outside of it."""
+"""Finds a port at which nobody listens on the first node. In bash alone: where the ranks run in a container, there may
+be no Python outside of it."""
 
 
 def _before_ranks(launch: LaunchParams, logs: Path, python: str, exports: list[str]) -> list[str]:

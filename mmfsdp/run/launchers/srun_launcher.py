@@ -19,7 +19,7 @@ from submitit.core.utils import DelayedSubmission
 
 from ...params import Device, LaunchParams, ParamError, RunParams
 from ...params.run import with_cluster
-from ..address import HOST_VARIABLE
+from ..address import HOST_VARIABLE, PORTS
 from ..hub_cache import is_offline
 from ..local import processes_of
 from ..placement import with_ranks
@@ -140,7 +140,7 @@ def start_step(folder: Path, record: RunRecord) -> JobStep:
     call.dump(logs / f"{job}_submitted.pkl")
     (logs / f"{job}_submitted.pkl").chmod(0o600)
     environment = job_environment(()) | {"SUBMITIT_EXECUTOR": "slurm", "SUBMITIT_LOG_LEVEL": "CRITICAL"}
-    environment |= {"PYTHONUNBUFFERED": "1", "MASTER_PORT": str(random.SystemRandom().randint(20_000, 31_999))}
+    environment |= {"PYTHONUNBUFFERED": "1", "MASTER_PORT": str(random.SystemRandom().choice(PORTS))}
     if is_offline(params):
         environment["HF_HUB_OFFLINE"] = "1"
     if launch.host:
