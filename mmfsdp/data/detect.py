@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -12,6 +11,7 @@ from ..params import DataParams, DataSource, ParamError
 from .batch import Sample
 from .corrupt import CorruptRecord
 from .find_files import JSON_SUFFIXES, TABLE_SUFFIXES
+from .hub import HUB_NAME, SAVED
 from .picture_folder import METADATA, PICTURE_SUFFIXES, NamedPictures
 from .records import Records
 from .rows import SHAPES, shape_of
@@ -20,10 +20,8 @@ from .sources import Splits, open_splits
 from .stream import IndexedSource
 
 PARQUET_SUFFIXES = (".parquet",)
-SAVED = ("dataset_dict.json", "state.json")
-LOOKED_AT = 20_000
+LISTED_FILES = 20_000
 """Files of a folder that are looked at to tell what it holds."""
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+(:[^/:]+)?")
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,8 @@ class Detected:
 def detect(path: str) -> Detected:
     """Return the source that reads a path, opened. Raises ParamError that names what was tried, and why it failed."""
     place = Path(path).expanduser()
-    if not place.exists() and HUB_NAME.fullmatch(path):
+    # A name of one part is more likely that of a file which is not there.
+    if not place.exists() and "/" in path and HUB_NAME.fullmatch(path):
         return _open(DataParams(source=DataSource.HUB, path=path))
     reasons = []
     for source in _sources_of(place, path):
@@ -106,9 +105,9 @@ def _sources_of(place: Path, path: str) -> Iterator[DataSource]:
     """Yield the sources that may read a path by its name or by the names in it, the most likely first."""
     names = [place.name.lower()]
     if place.is_dir():
-        files = islice((file for file in sorted(place.iterdir()) if file.is_file()), LOOKED_AT)
+        files = islice((file for file in sorted(place.iterdir()) if file.is_file()), LISTED_FILES)
         names = [file.name.lower() for file in files]
-        below = [file.name.lower() for file in islice(place.rglob("*"), LOOKED_AT)]
+        below = [file.name.lower() for file in islice(place.rglob("*"), LISTED_FILES)]
         if any(name in SAVED for name in names):
             yield DataSource.HUB
         if any(name in METADATA for name in below):

@@ -16,19 +16,18 @@ from typing import Any
 
 from ..params import DataParams, ParamError
 from .records import Records, split_records
-from .row_files import FoundRow, RowFile
+from .row_files import FIRST_ROWS, FoundRow, RowFile, named_by_id
 from .row_pictures import columns_of_names
 from .row_values import PICTURE_KEYS
 from .splits import HELD_OUT, named_split, published_split
 from .stream import Source
 
 MISSING = 'source hub needs datasets, which is not installed; run: pip install "mmfsdp[hub]"'
-HUB_NAME = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(:(?P<config>[^/:]+))?")
+HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w.-]+)?)(:(?P<config>[^/:]+))?")
+"""A data set of the hub, with or without a configuration. It does not begin with a dot, as a path of a folder may."""
 SAVED = ("dataset_dict.json", "state.json")
 """Files in a folder that `save_to_disk` wrote."""
 BATCH_ROWS = 1000
-LOOKED_AT = 100
-"""Rows of a split that are read to open it, to say which keys nobody reads."""
 
 
 class HubRows(RowFile):
@@ -60,24 +59,19 @@ class HubRows(RowFile):
             columns = {name: _names_in(table.column(name)) for name in table.column_names if name in naming}
             for i in range(len(table)):
                 row = {name: values[i] for name, values in columns.items() if values is not None}
-                yield self._found(start + i, row)
+                yield named_by_id(start + i, row)
 
     def read(self, i: int) -> FoundRow:
         """Return the row of that number."""
-        return self._found(i, self._with_classes(self._rows[i].to_pylist()[0]))
+        return named_by_id(i, self._with_classes(self._rows[i].to_pylist()[0]))
 
     def first_rows(self) -> list[dict[str, Any]]:
         """Return the first rows whole."""
-        return [self._with_classes(row) for row in self._rows[:LOOKED_AT].to_pylist()]
+        return [self._with_classes(row) for row in self._rows[:FIRST_ROWS].to_pylist()]
 
     def notes(self) -> list[str]:
         """Return what a person should know of the split."""
         return [f"captions of {self.relative} are the classes in its column {self._caption!r}"] if self._caption else []
-
-    def _found(self, i: int, row: dict[str, Any]) -> FoundRow:
-        if row.get("id") is not None:
-            return str(row["id"]), f"row {i}", row
-        return str(i), "", row
 
     def _with_classes(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return a row with the names of its classes for their numbers; -1 stands for none in unlabeled splits."""

@@ -19,15 +19,14 @@ from typing import Any
 import numpy as np
 
 from ..params import ParamError
+from ..params.numbers import size
 from .file_bytes import State, check_unchanged, state_of
 from .first_bytes import START_BYTES, what_it_is
-from .row_files import FoundRow, RowFile
+from .row_files import FIRST_ROWS, FoundRow, RowFile, named_by_id
 from .row_pictures import columns_of_names
 
 CACHE_BYTES = 256 * 2**20
 """Of row groups that a process keeps, in bytes. An epoch mixes the rows of half as many at a time."""
-LOOKED_AT = 100
-"""Rows of a file that are read to open it, to say which keys nobody reads."""
 PARQUET = b"PAR1"
 MISSING = 'source parquet needs pyarrow, which is not installed; run: pip install "mmfsdp[parquet]"'
 
@@ -58,21 +57,21 @@ class ParquetRows(RowFile):
                 batches = self._open().iter_batches(row_groups=[group], columns=columns, use_threads=False)
                 for batch in batches if columns else ():
                     for row in batch.to_pylist():
-                        yield self._found(i, row)
+                        yield named_by_id(i, row)
                         i += 1
             except (OSError, ValueError):
                 pass  # reading its rows says what is wrong with them
             for number in range(i, int(end)):
-                yield self._found(number, {})
+                yield named_by_id(number, {})
             i = int(end)
 
     def read(self, i: int) -> FoundRow:
         """Return the row of that number. Raises ValueError if its row group is damaged."""
         group = int(self.block_of(np.array([i]))[0])
-        key, size = (self.path, self._state, group), int(self.block_bytes[group])
-        table = _kept_groups.get(key, size, lambda: self._open().read_row_group(group, use_threads=False))
+        key, nbytes = (self.path, self._state, group), int(self.block_bytes[group])
+        table = _kept_groups.get(key, nbytes, lambda: self._open().read_row_group(group, use_threads=False))
         first = int(self._ends[group - 1]) if group else 0
-        return self._found(i, table.slice(i - first, 1).to_pylist()[0])
+        return named_by_id(i, table.slice(i - first, 1).to_pylist()[0])
 
     def block_of(self, rows: np.ndarray) -> np.ndarray:
         """Return (N,) the row group of each row."""
@@ -80,7 +79,7 @@ class ParquetRows(RowFile):
 
     def first_rows(self) -> list[dict[str, Any]]:
         """Return the first rows whole; none if they cannot be read."""
-        batches = self._open().iter_batches(batch_size=LOOKED_AT, use_threads=False)
+        batches = self._open().iter_batches(batch_size=FIRST_ROWS, use_threads=False)
         try:
             return next(batches).to_pylist()
         except (StopIteration, OSError, ValueError):
@@ -90,14 +89,9 @@ class ParquetRows(RowFile):
         """Return what a person should know of the file."""
         if not len(self.block_bytes) or self.block_bytes.max() <= CACHE_BYTES:
             return []
-        size = self.block_bytes.max() / 2**30
+        largest = size(int(self.block_bytes.max()))
         fix = "write it again with smaller ones, as pyarrow.parquet.write_table(table, path, row_group_size=100)"
-        return [f"a row group of {self.path.name} has {size:.2g} GiB, which each rank reads as a whole; {fix}"]
-
-    def _found(self, i: int, row: dict[str, Any]) -> FoundRow:
-        if row.get("id") is not None:
-            return str(row["id"]), f"row {i}", row
-        return str(i), "", row
+        return [f"a row group of {self.path.name} has {largest}, which each rank reads as a whole; {fix}"]
 
     def _naming_columns(self) -> list[str]:
         """Return the paths of the columns that hold ids and names of pictures, without bytes of pictures."""
@@ -142,29 +136,29 @@ class GroupCache:
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def get(self, key: Any, size: int, read: Callable[[], Any]) -> Any:
+    def get(self, key: Any, nbytes: int, read: Callable[[], Any]) -> Any:
         """Return the table of a key, from `read` if it is not kept.
 
-        size: its bytes as the file gives them, by which an epoch is planned; in memory they may be more, where a text
+        nbytes: its bytes as the file gives them, by which an epoch is planned; in memory they may be more, where a text
         is repeated. Raises ValueError if it cannot be read.
         """
         with self._lock:  # all threads of a process share the cache
             if key not in self._tables:
-                self._keep(key, size, read)
+                self._keep(key, nbytes, read)
             self._tables.move_to_end(key)
             table, _ = self._tables[key]
         if isinstance(table, ValueError):
             raise ValueError(str(table))
         return table
 
-    def _keep(self, key: Any, size: int, read: Callable[[], Any]) -> None:
+    def _keep(self, key: Any, nbytes: int, read: Callable[[], Any]) -> None:
         self.misses += 1
         try:
             table = read()
         except (OSError, ValueError) as error:  # the next row of a damaged group would read it again
             table = ValueError(str(error))
-        self._tables[key] = table, size
-        self._bytes += size
+        self._tables[key] = table, nbytes
+        self._bytes += nbytes
         while self._bytes > self.limit and len(self._tables) > 1:
             _, (_, oldest) = self._tables.popitem(last=False)
             self._bytes -= oldest

@@ -17,6 +17,16 @@ FoundRow = tuple[str, str, Any]
 """What names a row (its line, id or index; "" where its picture alone does), its place where others may share that, and
 the row or why it is none."""
 
+FIRST_ROWS = 100
+"""Rows of a file that are read to open it, to say which keys nobody reads."""
+
+
+def named_by_id(i: int, row: dict[str, Any]) -> FoundRow:
+    """Return a row under its id, if it has one, else under its number."""
+    if row.get("id") is not None:
+        return str(row["id"]), f"row {i}", row
+    return str(i), "", row
+
 
 class RowFile(ABC):
     """Rows of a file (or of several), in a fixed order. Kept are their places, not the rows.
