@@ -29,6 +29,7 @@ from ..data.sources import open_for
 from ..models.build import build_model, freeze_model
 from ..models.generated import needs_backbones
 from ..params import ParamError, RunParams
+from ..params.numbers import size
 from ..params.own import path_of
 from ..run.own_code import use_code_of, write_code
 from ..shapes.pretrain import ensure_backbones
@@ -76,8 +77,8 @@ def check_memory(model: nn.Module, available: int) -> None:
     count = sum(p.numel() for p in model.parameters())
     needed = count * BYTES_PER_PARAMETER
     if needed > available:
-        words = f"{count / 1e6:,.0f} M parameters in few layers, for which two ranks need {needed / 2**30:.0f} GiB; "
-        words += f"{available / 2**30:.0f} GiB are free here; reduce hidden_size and vocab_size of its configuration"
+        words = f"{count / 1e6:,.0f} M parameters in few layers, for which two ranks need {size(needed)}; "
+        words += f"{size(available)} are free here; reduce hidden_size and vocab_size of its configuration"
         raise ParamError("model", f"has {words}")
 
 

@@ -23,6 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from .numbers import size
+
 PACKAGE = tuple({f"{file.parent.parent}/" for file in (Path(__file__), Path(__file__).resolve())})
 """The folder of this package, as files name it: as Python found it and, if a link led there, where it is."""
 MAX_BYTES = 5 << 20
@@ -311,11 +313,11 @@ def own_sources(modules: Iterable[str]) -> OwnSources:
             end = "/__init__.py" if file.name == "__init__.py" else ".py"
             executed, content = _loaded.get(each, ("", b""))
             files[each.replace(".", "/") + end] = content if executed == str(file) else file.read_bytes()
-    size = sum(map(len, files.values()))
-    if size > MAX_BYTES:
-        words = f"the own code and what it imports are {len(files)} files of {size / 2**20:.1f} MB; a run folder takes"
+    total = sum(map(len, files.values()))
+    if total > MAX_BYTES:
+        words = f"the own code and what it imports are {len(files)} files of {size(total)}; a run folder takes"
         raise ValueError(
-            f"{words} {MAX_BYTES >> 20} MB: install what does not change as a package, or launch from another folder"
+            f"{words} {size(MAX_BYTES)}: install what does not change as a package, or launch from another folder"
         )
     packages = {}
     for other in sorted(others):

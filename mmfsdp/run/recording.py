@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..params import ParamError
 from ..params.base import did_you_mean, without_controls
+from ..params.numbers import size
 from .folder import (
     EVENT_KINDS,
     EVENT_TYPES,
@@ -145,7 +146,7 @@ def _read_lines(path: PathLike) -> tuple[bytes, list[bytes]]:
         words = "is no file" if os.path.exists(path) else "does not exist"
         raise ParamError("recording", f"{str(path)!r} {words}") from None
     if len(data) > MAX_BYTES or data.count(b"\n") > MAX_MOMENTS:
-        words = f"is too large: at most {MAX_BYTES >> 20} MiB and {MAX_MOMENTS:,} lines can be played"
+        words = f"is too large: at most {size(MAX_BYTES)} and {MAX_MOMENTS:,} lines can be played"
         raise ParamError("recording", f"{str(path)!r} {words}")
     header, *lines = data.split(b"\n")
     return header, lines

@@ -12,6 +12,7 @@ from ..checks.lines import NOTE, OK, Line
 from ..core.plan import ring_bytes
 from ..params import ParamError, RunParams
 from ..params.base import read_yaml
+from ..params.numbers import size
 from ..params.run import read_cluster
 from ..predict.cards import card_of
 from ..predict.machines import MACHINES
@@ -56,7 +57,7 @@ def bandwidth_line(found: Mapping[str, Any], figures: Mapping[str, float], param
         for row in found.get(key, ())[1:]:
             sent = ring_bytes("all-gather", int(row["bytes"]), ranks)
             gather, reduce = sent / row["all_gather_s"] / 1e9, sent / row["reduce_scatter_s"] / 1e9
-            rates.append(f"{gather:.3g} and {reduce:.3g} at {row['bytes'] / 2**20:.0f} MiB")
+            rates.append(f"{gather:.3g} and {reduce:.3g} at {size(row['bytes'])}")
         if rates:
             parts.append(f"{words}{', '.join(rates)}")
     words = f"a rank sends, in GB/s of all-gather and reduce-scatter by {found['backend']}: {'; '.join(parts)}"

@@ -37,6 +37,7 @@ from ..data.reader import as_sample
 from ..data.sources import Splits, open_for
 from ..models.build import build_model, freeze_model
 from ..params import Device, ParamError, RunParams
+from ..params.numbers import size
 from ..run.folder import make_inner_folder, open_own, read_json, write_json
 from ..run.hang import Heartbeat
 from ..run.launchers.registry import check_no_replay
@@ -272,7 +273,7 @@ def caption_device(model: nn.Module, params: RunParams) -> torch.device:
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
     if needed > MAX_WEIGHTS_SHARE * free:
-        sizes = f"{needed / 2**30:.1f} GiB for its weights, and {free / 2**30:.1f} are free"
+        sizes = f"{size(needed)} for its weights, and {size(free)} are free"
         print(f"captions are made on the CPU: on the GPU the model needs {sizes}")
         return cpu
     return torch.device("cuda", torch.cuda.current_device())

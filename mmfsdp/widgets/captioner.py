@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as w
 
 from ..checkpoint.steps import complete_checkpoints
+from ..params.numbers import size
 from ..run.trust import own_code_of
 from .cell import CellWidget, import_lock
 from .markup import note
@@ -127,7 +128,7 @@ class Captioner(Worker, CellWidget):
         name = Path(str(file["name"])).name[:60] or "upload"
         try:
             if len(file["content"]) > LARGEST:
-                raise CorruptRecord(name, f"is larger than {LARGEST >> 20} MiB")
+                raise CorruptRecord(name, f"is larger than {size(LARGEST)}")
             picture = open_picture(bytes(file["content"]), name=name, value_range=self._picture_range)
         except CorruptRecord as error:
             self._say(str(error), bad=True)

@@ -10,6 +10,7 @@ from typing import Any
 import ipywidgets as w
 import traitlets
 
+from ..params.numbers import size
 from ..run.folder import read_json, read_result
 from ..run.handle import Run
 from ..run.interrupt import interruptible
@@ -147,7 +148,7 @@ class RunPanel(Worker, CellWidget):
         html = newest_events(self.run.path)
         sent, predicted = look.last_row().get("wire_bytes"), estimate.get("wire_bytes")
         if sent is not None and predicted is not None:
-            html += note(f"sent in a step: {sent / 2**20:,.2f} MiB, predicted {predicted / 2**20:,.2f}")
+            html += note(f"sent in a step: {size(sent)}, predicted {size(predicted)}")
         self._facts.value = html
         self.charts.ended = self.state.done
         peak = (result.get("peak") or {}).get("bytes")  # known with the result, for the batch that was measured

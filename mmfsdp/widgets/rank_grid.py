@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from statistics import median
 
+from ..params.numbers import size
 from ..run.state import RankProgress
 from ..run.trouble import Trouble
 from .style import INK, RUN_COLORS
@@ -83,9 +84,9 @@ def _facts(rank: RankProgress) -> list[str]:
     if rank.status == "quiet":
         facts.append(f"{rank.activity} {rank.age_s:.0f} s ago")
     if rank.memory_bytes is not None:
-        facts.append(f"{rank.memory_bytes / 2**20:,.0f} MiB")
+        facts.append(size(rank.memory_bytes))
     if rank.reserved_bytes is not None:
-        facts.append(f"{rank.reserved_bytes / 2**20:,.0f} MiB reserved")
+        facts.append(f"{size(rank.reserved_bytes)} reserved")
     if rank.gpu_use is not None:
         facts.append(f"GPU {rank.gpu_use:.0%}")
     if rank.power_w is not None:

@@ -135,7 +135,7 @@ def test_more_code_than_a_run_folder_takes_is_refused(monkeypatch):
     monkeypatch.setattr("mmfsdp.params.own_modules.MAX_BYTES", 1 << 20)
     write("large.py", "TEXT = '" + "a" * (1 << 20) + "'\ndef read(): ...")
     load_own("data.reader", "large:read")
-    with pytest.raises(ValueError, match="1 files of 1.0 MB; a run folder takes 1 MB"):
+    with pytest.raises(ValueError, match="1 files of 1.0 MiB; a run folder takes 1 MiB"):
         own_sources(["large"])
 
 

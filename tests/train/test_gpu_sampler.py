@@ -147,7 +147,7 @@ def test_panel_and_report_show_the_figures_of_each_rank(tmp_path):
         row = {"step": 7, "mfu": 0.38, "reserved_bytes": 5 << 30, "memory_bytes": 4 << 30}
         MetricsWriter(tmp_path, rank).write(row | (FIGURES if rank == 0 else {}))
     first, second = rank_grid(read_ranks(tmp_path, 2, RunState(Status.RUNNING))).split("rank 1</b>")
-    for words in ("MFU 38%", "5,120 MiB reserved", "GPU 97%", "650 W", "61 °C"):
+    for words in ("MFU 38%", "5 GiB reserved", "GPU 97%", "650 W", "61 °C"):
         assert words in first
     assert "MFU 38%" in second and "°C" not in second, "what is not known is left out"
     assert "650 W" in gpu_table(tmp_path, 2) and gpu_table(tmp_path, 2).count("–") == 3
