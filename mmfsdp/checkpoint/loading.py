@@ -143,17 +143,14 @@ def set_settings(
 
     Raises ParamError before anything is changed.
     """
-    groups: Any = marker.get("groups")
-    state: Any = marker.get("schedule_state")
+    state: Any = marker["schedule_state"]
     if schedule is not None and state is not None:
         check_schedule(model, optimizer, schedule, marker)
     lines = []
     if not marker["optimizer"]:
         lines.append("it was saved without an optimizer, which keeps its settings and starts without states")
-    elif settings and groups is None:
-        lines.append("an earlier version saved it, without the optimizer's settings, which stay as they are: lr, betas")
     elif settings:
-        lines += restore_settings(model, optimizer, groups)
+        lines += restore_settings(model, optimizer, marker["groups"])
     if schedule is not None and state is not None:
         restore_schedule(model, schedule, state)
     elif schedule is not None:

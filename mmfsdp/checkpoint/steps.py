@@ -17,12 +17,10 @@ BEST = "best.json"
 """The file beside the checkpoints that says which one has the best score (`train.keep_best`)."""
 AVERAGE = "ema"
 """The subfolder of a checkpoint with the moving average of its weights (`train.ema`)."""
-_REQUIRED = {"step", "kind", "ranks", "names", "carried", "optimizer", "files"}
+_REQUIRED = {"step", "kind", "ranks", "names", "carried", "optimizer", "groups", "schedule_state", "files"}
 """Keys of the marker, without which nothing can be loaded."""
 _CHECKSUM = re.compile(rb'\{"sha256": "([0-9a-f]{64})", ')
 """The beginning of a marker: the checksum of all that follows it."""
-_WITHOUT_CHECKSUM = b'{"step": '
-"""The beginning of a marker that an earlier version wrote. No single damaged byte makes it of the other one."""
 _NAME = re.compile(r"step_\d{8}")
 
 
@@ -112,10 +110,9 @@ def marker_of(checkpoint: Path) -> dict[str, Any]:
     """Return what a checkpoint says of itself. Raises DamagedCheckpoint if that cannot be read or was altered."""
     try:
         content = (checkpoint / MARKER).read_bytes()
-        if not content.startswith(_WITHOUT_CHECKSUM):
-            begin = _CHECKSUM.match(content)
-            if not begin or hashlib.sha256(content[begin.end() :]).hexdigest() != begin[1].decode():
-                raise ValueError("the checksum differs")
+        begin = _CHECKSUM.match(content)
+        if not begin or hashlib.sha256(content[begin.end() :]).hexdigest() != begin[1].decode():
+            raise ValueError("the checksum differs")
         marker = json.loads(content)
         if not _REQUIRED <= set(marker):
             raise ValueError("keys are missing")

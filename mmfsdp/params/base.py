@@ -71,16 +71,11 @@ class Params(BaseModel):
 
     NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {}
     """Field -> (another field, the values of it with which the field has an effect)."""
-    LEFT_OUT: ClassVar[dict[str, Any]] = {}
-    """Fields and values that files of earlier versions hold, and that say nothing any more."""
     SETS_BACK: ClassVar[dict[str, tuple[str, ...]]] = {}
     """Field -> the fields that `change` sets back to their defaults when it sets this one, unless it sets them, too."""
 
     def __init__(self, /, **values: Any):
         """Raise ParamError for the first mistake, rather than pydantic's error of many lines."""
-        for name, value in self.LEFT_OUT.items():
-            if name in values and values[name] == value:
-                del values[name]
         try:
             super().__init__(**values)
         except ValidationError as error:

@@ -73,7 +73,6 @@ class SourceParams(Params):
         **{name: ("source", sources) for name, sources in sources_that_read().items()},
         "heldout_fraction": ("heldout", (None,)),
     }
-    LEFT_OUT: ClassVar[dict[str, Any]] = {"task": "caption", "unseen_fraction": 0.15}
     SETS_BACK: ClassVar[dict[str, tuple[str, ...]]] = {
         source.takes.chosen_by: ("source", *(name for name in sources_that_read() if name not in source.takes.fields))
         for source in DataSource

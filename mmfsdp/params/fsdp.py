@@ -163,7 +163,6 @@ class FSDPParams(Params):
         "dp_replicate": ("sharding_strategy", HYBRID),
         "dp_shard": ("sharding_strategy", HYBRID),
     }
-    LEFT_OUT: ClassVar[dict[str, Any]] = {"min_num_params": None}
 
     def why_unavailable(self, name: str, value: Any = ANY_OTHER) -> tuple[str, str]:
         """Return why the field cannot have this value with the backend and the other fields, and what to change."""

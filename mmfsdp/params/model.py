@@ -51,8 +51,6 @@ class BackboneParams(Params):
     feature_layer: int | None = None
     """Hidden state of a transformers vision encoder that is used: -2 is LLaVA's. Default unset: its last output."""
 
-    LEFT_OUT: ClassVar[dict[str, Any]] = {"image_size": None}
-
     @model_validator(mode="after")
     def _check_name(self) -> Self:
         if not self.name and not self.config:
@@ -147,7 +145,6 @@ class ModelParams(Params):
     NEEDS: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         name: ("kind", kinds) for name, kinds in kinds_that_read().items()
     }
-    LEFT_OUT: ClassVar[dict[str, Any]] = {"max_images": None, "max_frames": None, "encoders": []}
     SETS_BACK: ClassVar[dict[str, tuple[str, ...]]] = {
         kind.takes.chosen_by: ("kind", *(name for name, kinds in kinds_that_read().items() if kind not in kinds))
         for kind in ModelKind

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
@@ -18,8 +18,6 @@ HELD_OUT_LOSS = "heldout_loss"
 
 class TrainParams(Params):
     """The training loop."""
-
-    LEFT_OUT: ClassVar[dict[str, Any]] = {"save_frozen": False}
 
     steps: int = Field(100, ge=1)
     """Optimizer steps; a count. Default 100."""

@@ -101,8 +101,7 @@ def step_time(
     peak = machine.fp32 if plan.mostly_fp32 and machine.fp32 else machine.flops
     if tokens is None:
         products = machine.products or machine.efficiency
-        operations = plan.hardware_flops or plan.flops  # the first is missing in plans of earlier versions
-        others = operations - plan.attention_flops - plan.causal_flops
+        others = plan.hardware_flops - plan.attention_flops - plan.causal_flops
         one_micro_step = (others / products + plan.attention_flops / (machine.attention or products)) / peak
     else:
         one_micro_step = loads.operations / (peak * machine.efficiency)

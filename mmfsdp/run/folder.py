@@ -17,7 +17,6 @@ import stat
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -31,8 +30,6 @@ Row = dict[str, Any]
 
 HEARTBEAT_BYTES = 120
 """Bytes of a heartbeat's text, which is followed by its time."""
-OLD_HEARTBEAT_BYTES = 40
-"""The same in folders of earlier versions."""
 
 NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """Errors of opening a file that does not exist."""
@@ -223,20 +220,17 @@ def heartbeat_path(folder: PathLike, rank: int) -> Path:
 
 
 def read_heartbeat(folder: PathLike, rank: int) -> tuple[str, float] | None:
-    """Return what a rank last reported that it does, and when by the clock of its machine; None if there is nothing.
-
-    The time of the file is the file server's, whose clock may differ; only earlier versions need it.
-    """
+    """Return what a rank last reported that it does, and when by the clock of its machine; None if there is nothing."""
     try:
         with open_regular(heartbeat_path(folder, rank)) as file:  # NFS asks its server at each open
-            text, at = file.read(2 * HEARTBEAT_BYTES).decode("utf-8", "replace"), os.fstat(file.fileno()).st_mtime
+            text = file.read(2 * HEARTBEAT_BYTES).decode("utf-8", "replace")
     except NO_FILE:
         return None
     activity, _, written = text.partition("\n")[0].rpartition(" ")
-    with suppress(ValueError):
-        if len(activity) >= OLD_HEARTBEAT_BYTES:
-            text, at = activity, float(written)
-    return without_controls(text).strip()[:HEARTBEAT_BYTES], at
+    try:
+        return without_controls(activity).strip()[:HEARTBEAT_BYTES], float(written)
+    except ValueError:  # it has reported nothing yet
+        return None
 
 
 def log_paths(folder: PathLike) -> list[tuple[int, Path]]:
@@ -427,40 +421,3 @@ def read_events(folder: PathLike) -> list[Row]:
     rows = parse_rows(GrowingFile(Path(folder) / "events.jsonl").read(MAX_FILE_BYTES, newest=True))
     events = [of_types(row, EVENT_TYPES) for row in rows]
     return [{"text": "", **event} for event in events if event.get("kind") in EVENT_KINDS and "step" in event]
-
-
-# ---- plan.json of earlier versions ----
-
-OLD_NAMES = {
-    "moments": "memory_events",
-    "held_bytes": "bytes_at_rest",
-    "gathered_bytes": "unsharded_bytes",
-    "ends": "forward_end",
-    "idle": "unused",
-    "weights": "num_weights",
-    "enter": "pre_forward",
-    "leave": "post_forward",
-    "back": "pre_backward",
-    "after": "post_backward",
-    "spared": "no_gradient",
-}
-"""Today's name of each field and event that a plan had before names changed."""
-
-
-def current_plan(values: Row) -> Row:
-    """Return a plan as `WrapPlan.from_dict` takes it, of one that this or an earlier version wrote."""
-    values = current_names(values)
-    values["units"] = [current_names(unit) for unit in values["units"]]
-    for unit in values["units"]:
-        unit["params"] = [current_names(param) for param in unit["params"]]
-        if "hold" in unit:
-            unit["reshard_after_backward"] = not unit["hold"]
-    events = []
-    for kind, *numbers in values.get("memory_events", ()):
-        events.append([OLD_NAMES.get(kind, kind), *numbers[:5]])  # earlier events have more numbers at their end
-    return values | {"memory_events": events}
-
-
-def current_names(values: Row) -> Row:
-    """Return the values under today's names."""
-    return {OLD_NAMES.get(name, name): value for name, value in values.items()}

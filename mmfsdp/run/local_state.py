@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from .folder import last_line
-from .local import file_age, is_here, is_stopped, processes_of
+from .local import is_here, is_stopped, processes_of
 from .reasons import GONE, NO_SIGN, Reason
 from .record import (
     BEING_CANCELLED,
@@ -33,7 +33,7 @@ def local_state(look: Snapshot, record: RunRecord) -> RunState:
     if state.status is Status.STARTING and look.rows():
         state = replace(state, status=Status.RUNNING)
     if not is_here(record):  # all that is known is in its files
-        silence_s = silence_of(look)
+        silence_s = silence_of(look, record)
         if silence_s > OTHER_HOST_TIMEOUT_S:
             return because(Status.LOST, f"no sign of life from {record.host} for {silence_s:.0f} s", kind=NO_SIGN)
         state = replace(state, why=state.why or Reason(f"its processes are on {record.host}, not on this machine"))
@@ -51,17 +51,14 @@ def local_state(look: Snapshot, record: RunRecord) -> RunState:
     return state
 
 
-def silence_of(look: Snapshot) -> float:
+def silence_of(look: Snapshot, record: RunRecord) -> float:
     """Return the seconds since a run on another machine last gave a sign of life.
 
-    The supervisor writes the time of its machine into status.json, and rank 0 into its metrics. The time of a file is
-    the file server's, whose clock may differ; only earlier versions need it.
+    The supervisor writes the time of its machine into status.json, and rank 0 into its metrics: that of a file is the
+    file server's, whose clock may differ.
     """
-    alive = look.values.get("alive")
-    if alive is not None:
-        return float(look.time - max(alive, look.last_row().get("time", 0.0)))
-    ages = [file_age(look.folder / name) for name in ("run.json", "status.json", "metrics.jsonl")]
-    return min(age for age in ages if age is not None)
+    alive = look.values.get("alive", record.created)
+    return float(look.time - max(alive, look.last_row().get("time", 0.0)))
 
 
 def _state_after_death(look: Snapshot) -> RunState:

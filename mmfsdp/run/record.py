@@ -19,12 +19,7 @@ TRAIN = "mmfsdp.train:run"
 TRAIN_AND_CAPTION = "mmfsdp.train.evaluate:train_and_caption"
 TRAININGS = (TRAIN, TRAIN_AND_CAPTION)
 SITE_CHECK = "mmfsdp.site_check.rank_facts:write_facts"
-ENTRIES = {
-    TRAIN: TRAIN,
-    TRAIN_AND_CAPTION: TRAIN_AND_CAPTION,
-    SITE_CHECK: SITE_CHECK,
-    "mmfsdp.evaluate:train_and_caption": TRAIN_AND_CAPTION,  # in run folders of earlier versions
-}
+ENTRIES = (*TRAININGS, SITE_CHECK)
 """The functions that ranks may call. run.json names one of them: whoever resumes another person's folder must not
 import what that person has written there."""
 
@@ -247,7 +242,7 @@ class RunRecord:
     hang_timeout_s: float = 60.0
     """Seconds without a heartbeat after which a rank counts as hung."""
     digest: str = ""
-    """Shows whose parameters these are: see trust.py. Empty in folders of earlier versions."""
+    """Shows whose parameters these are: see trust.py. Empty in folders of others."""
     code_digest: str = ""
     """The same of its own code, code/. Empty without any."""
     pretrains: bool = False
@@ -262,10 +257,7 @@ class RunRecord:
     @classmethod
     def read(cls, folder: Path) -> RunRecord | None:
         """Return the content of run.json; None if it is missing, damaged, or of no run that can be."""
-        values = read_json(folder / "run.json") or {}
-        if "silence_s" in values:  # the name of hang_timeout_s in folders of earlier versions
-            values["hang_timeout_s"] = values["silence_s"]
-        return cls.of_values(values)
+        return cls.of_values(read_json(folder / "run.json") or {})
 
     @classmethod
     def of_values(cls, values: Row) -> RunRecord | None:
@@ -291,9 +283,9 @@ def names_launcher(name: str) -> bool:
 
 
 def check_entry(entry: str) -> str:
-    """Return today's name of an entry function. Raises ParamError for one that is not in ENTRIES."""
+    """Return the name of an entry function. Raises ParamError for one that is not in ENTRIES."""
     if entry in ENTRIES:
-        return ENTRIES[entry]
+        return entry
     module = entry.partition(":")[0]
     if module and module in os.environ.get(ENTRIES_VARIABLE, "").split(","):
         return entry

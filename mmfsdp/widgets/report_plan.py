@@ -15,7 +15,6 @@ from ..params.numbers import count
 from ..predict import Estimate, estimate
 from ..predict.memory import Memory
 from ..predict.timeline import step_timeline
-from ..run.folder import current_plan
 from ..run.launchers.registry import launcher_named
 from ..run.record import RunRecord, replay_words
 from .plan_figures import figures_html, plan_figures
@@ -63,7 +62,7 @@ def _model(values: Mapping[str, Any], planned: Mapping[str, Any]) -> str:
     if towers:
         words += f" ({', '.join(towers)})"
     if planned:
-        plan = WrapPlan.from_dict(current_plan(planned["plan"]))
+        plan = WrapPlan.from_dict(planned["plan"])
         trainable, numel = sum(unit.trainable_numel for unit in plan.units), sum(unit.numel for unit in plan.units)
         words += f"; {count(trainable)} of {count(numel)} parameters train"
     return words
@@ -72,7 +71,7 @@ def _model(values: Mapping[str, Any], planned: Mapping[str, Any]) -> str:
 def _policy(values: Mapping[str, Any], planned: Mapping[str, Any]) -> str:
     backend = str(values.get("fsdp.backend") or "")
     if planned:  # the backend that runs: NO_SHARD, for example, is DDP
-        backend = str(WrapPlan.from_dict(current_plan(planned["plan"])).backend)
+        backend = str(WrapPlan.from_dict(planned["plan"]).backend)
     if not backend:
         return ""
     parts = [backend]
@@ -137,7 +136,7 @@ def plan_section(
     """
     if not planned:
         return ""
-    plan = WrapPlan.from_dict(current_plan(planned["plan"]))
+    plan = WrapPlan.from_dict(planned["plan"])
     values = params.get("train") or {}
     train = TrainParams.from_dict({name: values[name] for name in STEP_FIELDS if name in values})
     sources = 1 + len((params.get("data") or {}).get("more") or ())

@@ -23,7 +23,6 @@ from torch.optim.lr_scheduler import (
 
 from mmfsdp import checkpoint
 from mmfsdp.checkpoint.plain import from_json, to_json
-from mmfsdp.checkpoint.steps import write_marker
 from mmfsdp.params import ParamError, StateDictType
 
 STEPS = 9
@@ -198,25 +197,6 @@ def test_parameters_that_are_new_keep_the_settings_of_the_script_and_are_named(t
     assert (
         "group 3 (2 parameters, such as third.weight) is not in the checkpoint: its settings stay as they are" in lines
     )
-
-
-def without(folder, *keys: str) -> None:
-    """Have a checkpoint as an earlier version wrote it."""
-    marker = checkpoint.marker_of(folder)
-    for key in (*keys, "sha256"):
-        del marker[key]
-    write_marker(folder, marker)
-
-
-def test_a_checkpoint_of_an_earlier_version_says_that_it_has_no_settings(tmp_path):
-    folder, model, optimizer = saved_run(tmp_path, {0: {"lr": 7.0}})
-    without(folder, "groups", "schedule_state")
-    new_model, new_optimizer, schedule = new_run(OPTIMIZERS["AdamW"], SCHEDULES["StepLR"])
-    old_settings, no_schedule = checkpoint.resume(new_model, new_optimizer, folder, schedule=schedule).settings
-    assert "an earlier version saved it, without the optimizer's settings" in old_settings
-    assert "without a schedule" in no_schedule
-    assert settings_of(new_optimizer, "lr") == [0.1, 0.1, 0.1]
-    assert torch.equal(model["first"].weight, new_model["first"].weight)
 
 
 def test_what_a_resume_does_not_restore_is_told(tmp_path):

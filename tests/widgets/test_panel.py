@@ -8,7 +8,7 @@ import ipywidgets as w
 import pytest
 
 from mmfsdp import RunParams
-from mmfsdp.run.folder import MetricsWriter, add_event, read_heartbeat, write_json
+from mmfsdp.run.folder import HEARTBEAT_BYTES, MetricsWriter, add_event, read_heartbeat, write_json
 from mmfsdp.run.hang import Heartbeat
 from mmfsdp.run.local import processes_of
 from mmfsdp.run.record import RunState, Status, because
@@ -160,7 +160,7 @@ def test_ranks_that_are_quiet_or_failed_stand_out(folder):
         MetricsWriter(folder, rank).write(
             {"step": 3, "memory_bytes": 5 << 20, "step_s": 0.1, "rank_tokens_per_s": 1200.0 + rank}
         )
-    (folder / "logs/rank1.beat").write_text(f"{'step 5 compute':<40} {time.time() - 60}\n")
+    (folder / "logs/rank1.beat").write_text(f"{'step 5 compute':<{HEARTBEAT_BYTES}} {time.time() - 60}\n")
     running = RunState(Status.RUNNING)
     assert [(r.status, r.step, r.memory_bytes) for r in read_ranks(folder, 3, running)][:2] == [
         ("running", 4, 5 << 20),

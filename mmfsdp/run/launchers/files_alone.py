@@ -31,7 +31,7 @@ class FilesAlone(Launcher):
         state = look.status
         if state.done:
             return state
-        silence_s = silence_of(look)
+        silence_s = silence_of(look, record)
         if silence_s > OTHER_HOST_TIMEOUT_S:
             return because(Status.LOST, f"no sign of life from {record.host} for {silence_s:.0f} s", kind=NO_SIGN)
         if state.status is Status.STARTING and look.rows():
