@@ -17,9 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from ..run.address import loopback_interface
-
-PRELOADED = ["transformers.models.llama.modeling_llama", "open_clip", "mmfsdp.train"]
-"""Imported once by the process that ranks are forked from."""
+from ..run.rank_imports import AHEAD_OF_FUNCTIONS
 
 
 def on_ranks(
@@ -49,7 +47,7 @@ def in_processes(
 
     limit_s: seconds after which they are killed, and TimeoutError is raised. Default: none.
     """
-    multiprocessing.set_forkserver_preload(PRELOADED)
+    multiprocessing.set_forkserver_preload(list(AHEAD_OF_FUNCTIONS))
     with tempfile.TemporaryDirectory() as folder:
         values = folder, dict(os.environ), work, args
         started = mp.start_processes(_process, values, nprocs=number, join=False, start_method=method)

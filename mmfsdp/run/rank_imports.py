@@ -19,6 +19,24 @@ from ..params import BackboneParams, BackboneSource, RunParams
 from ..params.own import own_fields
 from .placement import is_on_cpu
 
+OF_MODELS = ("open_clip", "transformers.models.llama.modeling_llama")
+"""Modules that most models are built with, and that take longest to import."""
+AHEAD_OF_RUNS = (
+    "mmfsdp.run.forked_ranks",
+    "mmfsdp.run.supervisor",
+    "mmfsdp.run.launchers.local_launcher",
+    "mmfsdp.run.rank",
+    "mmfsdp.train.evaluate",
+    "mmfsdp.train.prepare",
+    "mmfsdp.models.build",
+    *OF_MODELS,
+)
+"""What the warm process imports before it forks the processes of local runs (warm.py)."""
+AHEAD_OF_FUNCTIONS = (*OF_MODELS, "mmfsdp.train")
+"""What is imported before the ranks of a function are forked (bench/spawn_ranks.py)."""
+AHEAD_OF_CELLS = ("torch._dynamo", "mmfsdp.models", "mmfsdp.core.wrap", "mmfsdp.train.profile", "mmfsdp.cli")
+"""What is imported before the ranks of a `%%ranks` cell are forked (widgets/ranks_worker.py): what the course uses."""
+
 
 @contextmanager
 def rank_imports(params: RunParams | None) -> Iterator[None]:

@@ -32,6 +32,7 @@ from .fork import WARM, fork, may_fork, set_output, without_threads
 from .launchers.registry import launcher_named
 from .local import FOLDER_VARIABLE, RUN_VARIABLE
 from .placement import is_on_cpu
+from .rank_imports import AHEAD_OF_RUNS
 
 IDLE_S = 600.0
 """Seconds without a request after which a warm process ends."""
@@ -47,18 +48,6 @@ ROOM = "MMFSDP_ROOM"
 """Variable that makes room in the environment of a warm process, where each fork says of which run it is."""
 ROOM_BYTES = 6000
 """A path has 4,096 at most."""
-PRELOADED = (
-    "mmfsdp.run.forked_ranks",
-    "mmfsdp.run.supervisor",
-    "mmfsdp.run.launchers.local_launcher",
-    "mmfsdp.run.rank",
-    "mmfsdp.train.evaluate",
-    "mmfsdp.train.prepare",
-    "mmfsdp.models.build",
-    "open_clip",
-    "transformers.models.llama.modeling_llama",
-)
-"""What a warm process imports: what local runs call, and the parts of most models."""
 OF_THE_CALLER = ("_", "SHLVL", "PWD", "OLDPWD", "COLUMNS", "LINES", "PYTEST_CURRENT_TEST")
 """Environment variables that tell where a command was typed. All others must be the same: libraries read some of them
 when they are imported."""
@@ -205,7 +194,7 @@ def serve(path: Path) -> None:
     """Import, listen, and fork a process for each request, until nobody needs this process."""
     os.environ["SUBMITIT_LOG_LEVEL"] = "CRITICAL"  # as the supervisor sets it, which is too late here
     with without_threads():
-        for module in PRELOADED:
+        for module in AHEAD_OF_RUNS:
             import_module(module)
     gc.collect()
     if not may_fork():

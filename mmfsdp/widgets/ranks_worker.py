@@ -26,6 +26,7 @@ from ..hangs.rank_server import SOCKETS_VARIABLE, ask_lists, remove, serve_here,
 from ..hangs.stacks import Frame, main_stack
 from ..hangs.words import NO_ORDER, hang_words
 from ..run.address import free_port
+from ..run.rank_imports import AHEAD_OF_CELLS
 from .rank_failures import note_failure, tell_failures
 from .rank_moves import Moves, can_run, cpu_seconds_of, one_waits
 
@@ -36,8 +37,6 @@ STACK_S = 3.0
 """Time that a rank has to write down its stack."""
 LIMIT_S = 120
 """Ranks that are busy for longer are ended."""
-PRELOADED = ("torch._dynamo", "mmfsdp.models", "mmfsdp.core.wrap", "mmfsdp.train.profile", "mmfsdp.cli")
-"""Modules that cells of the course import, directly or not."""
 
 
 def serve() -> None:
@@ -45,7 +44,7 @@ def serve() -> None:
     import torch
 
     torch.set_num_threads(1)  # a fork must not inherit a pool of threads
-    for name in PRELOADED:
+    for name in AHEAD_OF_CELLS:
         import_module(name)  # so that no rank of any cell spends its time on it
     for line in sys.stdin:
         request = json.loads(line)
