@@ -381,6 +381,26 @@ def last_row(folder: PathLike, rank: int = 0) -> Row:
     return rows[-1] if rows else {}
 
 
+MAX_LOSS_STEPS = 100
+LOSS_BYTES = 2000 * MAX_LOSS_STEPS
+"""Bytes of a run's newest metrics that have the rows for `final_loss`."""
+LOSS_TITLE = "loss (last 10%)"
+"""Head of the column with `final_loss` in a table of text."""
+ABOUT_LOSS = f"loss: the mean over the last tenth of a run's steps, at most {MAX_LOSS_STEPS} of them"
+
+
+def final_loss(rows: Sequence[Row]) -> float | None:
+    """Return the loss of a run as tables show it: the mean over the last tenth of its steps, at most MAX_LOSS_STEPS.
+
+    That of a single step depends on its batch. None before the first step; nan where one of them is not a number.
+
+    rows: the newest metrics of rank 0, of LOSS_BYTES or more.
+    """
+    steps = rows[-1].get("step", 0) if rows else 0
+    losses = [row["loss"] for row in rows if "loss" in row][-min(max(1, steps // 10), MAX_LOSS_STEPS) :]
+    return sum(losses) / len(losses) if losses else None
+
+
 class MetricsWriter:
     """Append rows to a rank's metrics, one JSON line each, visible to readers immediately.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..checkpoint.steps import best_of
-from .folder import PathLike, Row, best_words
+from .folder import LOSS_BYTES, LOSS_TITLE, PathLike, Row, best_words, final_loss
 from .launchers.registry import launcher_of
 from .local import file_age
 from .reasons import NEVER_LAUNCHED, NO_RECORD, Reason
@@ -200,7 +200,7 @@ def runs_table(paths: Mapping[str, Path]) -> str:
         except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
             lines.append((0.0, (name, "", "", "", "", ""), _printable(f"cannot be read: {error}")))
     lines.sort()
-    head = ("name", "state", "step", "loss", "age", "where")
+    head = ("name", "state", "step", LOSS_TITLE, "age", "where")
     title, *rows = text_table([head] + [cells for _, cells, _ in lines]).splitlines()
     shown = [title]
     for row, (_, _, reason) in zip(rows, lines, strict=True):
@@ -211,18 +211,18 @@ def runs_table(paths: Mapping[str, Path]) -> str:
 
 def _table_line(name: str, path: Path) -> tuple[float, tuple[str, ...], str]:
     """Return when a run was created, in unix seconds, its cells, and the reason of its state."""
-    look = Snapshot(path)
-    state, record, loss = run_state(look), look.record, look.last_row().get("loss")
+    look = Snapshot(path, last_bytes=LOSS_BYTES)
+    state, record, loss = run_state(look), look.record, final_loss(look.rows())
     created, old, where, about = 0.0, "", "", ""
     if record is not None:
         created, old = record.created, age(time.time() - record.created)
         launcher = launcher_of(path, record)
         where = launcher.where(look, record)
         about = "" if launcher.has_ranks else replay_words(record.replay_of)
-    step, loss = f"{state.step}/{state.steps}", f"{loss:.4g}" if isinstance(loss, float) else ""
+    step, loss_words = f"{state.step}/{state.steps}", "" if loss is None else f"{loss:.4g}"
     best = best_words(best_of(path / "checkpoints"))
     reason = "; ".join(filter(None, (about, state.reason, f"best: {best}" if best else "")))
-    return created, (name, str(state.status), step, loss, old, where), _printable(reason)
+    return created, (name, str(state.status), step, loss_words, old, where), _printable(reason)
 
 
 def text_table(lines: Sequence[Sequence[str]]) -> str:

@@ -27,10 +27,13 @@ from ..params.findings import Finding
 from ..params.own import own_fields
 from ..params.own_modules import OwnSources
 from .folder import (
+    LOSS_BYTES,
+    LOSS_TITLE,
     NUMBER,
     PathLike,
     Types,
     best_words,
+    final_loss,
     of_types,
     open_own,
     open_regular,
@@ -238,15 +241,16 @@ class Sweep:
     def rows(self) -> list[dict[str, Any]]:
         """Return the table: name, the varied parameters, state, step, loss, new pictures right, seconds, reason.
 
-        The best stands first: most new pictures right, then least loss. Members whose loss is not finite stand last.
+        The best stands first: most new pictures right, then least loss (`final_loss`). Members whose loss is not finite
+        stand last.
         """
         states, rows = self.states(), []
         for name, values in self.members.items():
             folder, state = self.path / name, states[name]
-            look = Snapshot(folder)
+            look = Snapshot(folder, last_bytes=LOSS_BYTES)
             result, record, status = read_result(folder), look.record, look.values
             row = {"name": name, **values, "state": str(state.status), "step": state.step}
-            row |= {"loss": look.last_row().get("loss"), "new right": result.get("heldout_exact_match")}
+            row |= {"loss": final_loss(look.rows()), "new right": result.get("heldout_exact_match")}
             row["seconds"] = status["finished"] - record.created if record and "finished" in status else None
             best = best_words(best_of(folder / "checkpoints"))
             if best:  # of `train.keep_best`
@@ -261,7 +265,7 @@ class Sweep:
         rows = self.rows()
         scores = ["best"] if any("best" in row for row in rows) else []
         head = ["name", *varied, "state", "step", "loss", "new right", *scores, "seconds", "why"]
-        lines = [head]
+        lines = [[LOSS_TITLE if key == "loss" else key for key in head]]
         for row in rows:
             lines.append([_cell(row.get(key)) for key in head])
         return text_table(lines)

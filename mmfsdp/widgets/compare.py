@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 import ipywidgets as w
@@ -17,7 +17,7 @@ import ipywidgets as w
 from ..params import ParamError
 from ..params.base import leaves, without_controls
 from ..params.numbers import size
-from ..run.folder import read_metrics, read_result, write_text
+from ..run.folder import ABOUT_LOSS, final_loss, read_metrics, read_result, write_text
 from ..run.record import RunState
 from ..run.state import is_run, run_state
 from .cell import CellWidget, close_all
@@ -63,13 +63,12 @@ class ComparedRun:
         """The numbers to judge it by, of FIGURES; None where they are not known."""
         result, rows = read_result(self.path), read_metrics(self.path)
         newest = rows[-1] if rows else {}
-        losses = [row["loss"] for row in rows if "loss" in row]
         rates = [row["samples_per_s"] for row in rows if math.isfinite(row.get("samples_per_s", math.nan))]
         shares = [row["mfu"] for row in rows if math.isfinite(row.get("mfu", math.nan))]
         return {
             "new pictures right": result.get("heldout_exact_match"),
             "never-seen right": result.get("unseen_combination_exact_match"),
-            "loss": mean(losses[-max(1, len(losses) // 10) :]) if losses else None,  # of the last tenth of the steps
+            "loss": final_loss(rows),
             "samples/s": median(rates) if rates else None,
             "MFU": median(shares) if shares else None,
             "sent a step": newest.get("wire_bytes"),
@@ -162,7 +161,7 @@ def table_html(
     html += f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     if scripted:
         html = f'<label>filter <input type="search" placeholder="words that a row has"></label>{html}'
-    return f'<div class="mm-compared">{html}{note(f"{ORDER} {EQUAL}")}</div>'
+    return f'<div class="mm-compared">{html}{note(f"{ORDER} {EQUAL} {ABOUT_LOSS}.")}</div>'
 
 
 def _head(name: str, *, scripted: bool) -> str:

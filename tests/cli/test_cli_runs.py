@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mmfsdp import RunParams, cli
-from mmfsdp.run.folder import MetricsWriter, write_json
+from mmfsdp.run.folder import LOSS_TITLE, MetricsWriter, write_json
 from mmfsdp.run.record import RunRecord, Status
 from mmfsdp.run.state import age, find_runs
 from tests.processes import in_fresh_python
@@ -50,7 +50,7 @@ def test_runs_lists_what_there_is_without_torch(tmp_path):
     out = in_fresh_python(code)
     head, *printed, torch = out.splitlines()
     lines = "\n".join(printed).replace("\n  ", "  ").splitlines()
-    assert head.split() == ["name", "state", "step", "loss", "age", "where"] and torch == "False"
+    assert head.split() == f"name state step {LOSS_TITLE} age where".split() and torch == "False"
     words = [line.split() for line in lines]
     assert [line[0] for line in words] == ["cut", "ruin", "good", "sweep/01"], "oldest first"
     assert words[0][1:3] == ["LOST", "0/0"] and "its launch was interrupted" in lines[0]

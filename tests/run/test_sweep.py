@@ -11,9 +11,11 @@ import pytest
 
 from mmfsdp import ParamError, Run, RunParams, Sweep, cli, sweep
 from mmfsdp.cli.running import grid_values
-from mmfsdp.run.folder import MetricsWriter, write_json
+from mmfsdp.run.folder import LOSS_TITLE, MetricsWriter, write_json
 from mmfsdp.run.local import processes_of
 from mmfsdp.run.record import Status
+from mmfsdp.run.state import runs_table
+from mmfsdp.widgets.compare import compared_runs
 from tests.run.test_runs import GONE, record
 from tests.waiting import until
 
@@ -97,6 +99,24 @@ def test_a_cancelled_sweep_stops_all_of_it(folder):
     assert cli.main(["cancel", str(found.path)]) == 0
     assert {state.status for state in found.states().values()} == {Status.CANCELLED} and found.done()
     assert not any(processes_of(run.record, run.path) for run in runs) and not (found.path / "002").exists()
+
+
+def test_all_tables_of_runs_show_the_loss_of_the_last_tenth_of_the_steps(folder):
+    path = Path("sweep")
+    member = path / "000"
+    member.mkdir(parents=True)
+    write_json(path / "sweep.json", {"members": [{"train.lr": 1}], "at_once": 1, "entry": ENTRY})
+    record(**GONE, steps=30).write(member)
+    write_json(member / "status.json", {"status": "COMPLETED"})
+    writer = MetricsWriter(member)
+    for step in range(1, 31):
+        writer.write({"step": step, "loss": float(2**step)})
+    loss = (2**28 + 2**29 + 2**30) / 3
+    assert [row["loss"] for row in Sweep(path).rows()] == [loss]
+    (compared,) = compared_runs([member])
+    assert compared.figures["loss"] == loss
+    for table in (str(Sweep(path)), runs_table({"one": member})):
+        assert LOSS_TITLE in table and f"{loss:.4g}" in table
 
 
 def test_the_best_member_stands_first_and_one_whose_loss_is_not_finite_last(folder):
