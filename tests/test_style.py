@@ -54,13 +54,14 @@ def test_no_function_is_long_without_a_reason():
     assert long == set(LONG_FUNCTIONS)
 
 
-def test_docstrings_begin_with_a_verb():
-    questions = ("What", "How", "Where", "Whether", "Which", "Who")
+def test_docstrings_begin_with_a_verb_or_a_noun():
+    """Those of files, classes, functions and fields: each text that stands as a statement."""
+    questions = ("What", "How", "Where", "Whether", "Which", "Who", "When", "Why")
     for name, text in FILES.items():
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module)):
-                first = (ast.get_docstring(node) or "").partition(" ")[0]
-                assert first not in questions, f"{name}: {getattr(node, 'name', 'the file')} begins with {first}"
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                first = str(node.value.value).partition(" ")[0]
+                assert first not in questions, f"{name}, line {node.lineno}: begins with {first}"
 
 
 def test_what_is_public_says_what_it_does():

@@ -39,7 +39,7 @@ LARGE: dict[str, Any] = {
 """Run that is measured on a GPU, as changes of the preset clip_llama_1b."""
 COLUMNS = ("seconds", "samples/s", "of rate", "peak MB", "sent MB")
 COLUMNS_OF_CARD = ("seconds", "samples/s", "MFU", "HFU", "peak MB", "sent MB")
-"""Where the card's peak is known."""
+"""Columns that are shown where the card's peak is known."""
 
 
 def bench_step(*, ranks: int | None = None, rounds: int = 7, samples: int | None = None) -> dict[str, Any]:

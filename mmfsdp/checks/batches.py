@@ -39,7 +39,7 @@ class TrialBatches:
     without_picture: Any = None
     """The last rank's rows without their pictures; None if there can be none."""
     note: str = ""
-    """Why not."""
+    """The reason why not."""
     labels_of_prompt: bool | None = None
     """A longer prompt has more labels; None if the rows have no prompt that is known."""
 

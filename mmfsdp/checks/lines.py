@@ -23,7 +23,7 @@ class Line:
     """ok, wrong, or note for what was not checked and for what is no fault."""
     text: str
     fix: str = ""
-    """What to do; empty if nothing is wrong."""
+    """The fix; empty if nothing is wrong."""
 
     def __str__(self) -> str:
         fix = f" Fix: {self.fix}." if self.fix else ""

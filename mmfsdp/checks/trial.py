@@ -53,7 +53,7 @@ class Loop:
     without_picture: Any = None
     """A batch like the last rank's whose rows have no picture."""
     no_picture_note: str = ""
-    """Why there is no such batch."""
+    """The reason why there is no such batch."""
     labels_of_prompt: bool | None = None
     """A longer prompt has more labels; None if nobody knows."""
 
@@ -65,7 +65,7 @@ class Step:
     grads: dict[str, Tensor | None]
     """By plain name, at the time of the optimizer's step: after clipping."""
     figures: dict[str, float]
-    """What the step returned."""
+    """The figures that the step returned."""
     gathered: tuple[str, ...] = ()
     """Parameters that were unsharded when the optimizer stepped."""
     unmoved: dict[str, float] = field(default_factory=dict)

@@ -36,7 +36,7 @@ from .trace import need_gradient
 CHUNK = 2**20
 """Weights that are quantized at a time."""
 CODES, SCALES = "_codes", "_scales"
-"""What the names of the two parameters add to the matrix's."""
+"""Ends of the names of the two parameters, after the matrix's."""
 
 
 # ---- numbers ----

@@ -36,7 +36,7 @@ WAYS_OUT = (
 STEPS_AHEAD = 2
 """A GPU's step is checked this many steps later, when its figures have long arrived, so that the host does not wait."""
 LISTS = {"with_gradient": "the gradient of", "gathered": "the all-gather of", "reduced": "the reduction of"}
-"""How to name an entry of the lists of `UsedParts`."""
+"""Words for an entry of each list of `UsedParts`."""
 DIGEST_BYTES = 4
 """Sums of numbers of 32 bits over half a million ranks are exact in float64. Ranks that differ are missed once in
 4 billion steps."""
@@ -55,7 +55,7 @@ class UsedParts:
     replica: int = 0
     """The group of ranks of a hybrid mesh with which this one gathers."""
     problem: str = ""
-    """How ranks differ, once it is known."""
+    """The difference between the ranks, once it is known."""
 
     def stop(self) -> None:
         """Raise ParamError that names how this step differs between ranks. Every rank must call it."""
@@ -75,7 +75,7 @@ class ShardGroup(NamedTuple):
     """Describe the ranks that gather a model's units together, as one of them sees it."""
 
     replica: int
-    """Which of the groups of a hybrid mesh this is."""
+    """The number of this group among those of a hybrid mesh."""
     place: int
     """This rank's, from 0."""
     ranks: int

@@ -34,7 +34,7 @@ class Message:
     """system, user or assistant."""
 
     text: str
-    """What is said. The assistant's text is learned, except at `<image>`; the others' is given."""
+    """The words. The assistant's text is learned, except at `<image>`; the others' is given."""
 
     answers: tuple[str, ...] = ()
     """Further right answers in the place of an assistant's text, as data sets of questions and of captions have."""
@@ -62,7 +62,7 @@ class Sample:
     """
 
     messages: tuple[Message, ...]
-    """What is said, in order."""
+    """The messages, in order."""
 
     images: tuple[Image.Image, ...] = ()
     """The pictures, in the order of their placeholders."""

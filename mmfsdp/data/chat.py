@@ -88,7 +88,7 @@ class ChatSample:
     text: str
     images: list[Image.Image]
     answers: list[tuple[int, int]] = field(default_factory=list)
-    """Where the assistant's words begin and end in the text, in characters."""
+    """Begin and end of the assistant's words in the text, in characters."""
     label: str = ""
     """The label of its sample; see `Sample.label`."""
 

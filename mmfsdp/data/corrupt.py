@@ -11,7 +11,7 @@ REASONS_SHOWN = 3
 
 
 class Unreadable(ValueError):
-    """Why a row cannot be used, before its name is added: it becomes a CorruptRecord."""
+    """The reason why a row cannot be used, before its name is added: it becomes a CorruptRecord."""
 
 
 class CorruptRecord(ValueError):

@@ -17,7 +17,7 @@ Item = tuple[int, int, Any]
 """The first byte of a value, the byte behind it, and the value."""
 HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 HALF_CHARACTER_BYTES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
-"""What JSON with an unpaired surrogate, half a character, has in its text; also whole characters may have the first."""
+"""Bytes in the text of JSON with an unpaired surrogate, half a character; also whole characters may have the first."""
 
 _skip_space = re.compile(r"[ \t\n\r]*").match
 _decode = json.JSONDecoder().raw_decode
@@ -41,9 +41,9 @@ class JsonCursor:
         """The first byte that has not been read."""
         self._piece = PIECE
         self._complete = False
-        """Whether the piece reaches the end of the file."""
+        """True if the piece reaches the end of the file."""
         self.may_have_half = False
-        """Whether the last value has the text of half a character."""
+        """True if the last value has the text of half a character."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogatepass")  # as json.loads decodes bytes
         self._read_on()
 

@@ -23,12 +23,12 @@ FILM_SUFFIXES = (
 
 PICTURE, PICTURE_NAME, PICTURE_URL = "a picture", "the name of a picture's file", "the URL of a picture"
 FILM, FILM_NAME = "a video or sound", "the name of a video or sound"
-"""What a value is: the thing itself, or what names it."""
+"""Words for a value: the thing itself, or its name."""
 
 MAX_NAME, MAX_URL = 255, 2048
 """Letters of a file's name, as file systems allow, and of a URL."""
 CONTENT_STARTS = ("data:", "/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR")
-"""How the content of a file begins in a text: as a data URI, or with the first bytes of JPEG, PNG, GIF or WebP in
+"""Beginnings of the content of a file in a text: as a data URI, or with the first bytes of JPEG, PNG, GIF or WebP in
 base64."""
 BASE64 = re.compile(r"[A-Za-z0-9+/]{64}")
 MAX_DEPTH = 4

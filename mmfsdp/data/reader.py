@@ -53,7 +53,7 @@ class OwnRows:
     traceback: str = ""
     """The person's own lines of the first row that raised."""
     given: Any = None
-    """What the reader returned in this process; None before it was called."""
+    """The value that the reader returned in this process; None before it was called."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process opens the rows by."""

@@ -14,8 +14,8 @@ import numpy as np
 from .corrupt import CorruptRecord
 
 FoundRow = tuple[str, str, Any]
-"""What names a row (its line, id or index; "" where its picture alone does), its place where others may share that, and
-the row or why it is none."""
+"""Name of a row (its line, id or index; "" where its picture has it), its place where others may share that, and the
+row or why it is none."""
 
 FIRST_ROWS = 100
 """Rows of a file that are read to open it, to say which keys nobody reads."""
@@ -39,13 +39,13 @@ class RowFile(ABC):
     relative: PurePosixPath
     """Its path below the folder that holds all files of the source."""
     format: str
-    """What kind of file it is, in words."""
+    """The kind of file, in words."""
     split: str | None = None
     """The published split of all its rows. None: as names of files and folders say."""
     named_by_picture = False
-    """Whether a row with a caption is named by its picture. Otherwise by its file, and its id or its number."""
+    """True if a row with a caption is named by its picture. Otherwise by its file, and its id or its number."""
     scans_whole_rows = True
-    """Whether `scan` yields all keys of a row, not only those that name its pictures."""
+    """True if `scan` yields all keys of a row, not only those that name its pictures."""
 
     block_bytes: np.ndarray
     """(B,) bytes that a process keeps to read rows of a block; 0 where rows are read one by one."""
@@ -92,7 +92,7 @@ class FoundFiles:
     """The folder that holds all of them."""
     files: list[RowFile]
     notes: list[str] = field(default_factory=list)
-    """What was not read, and how it was found what is."""
+    """Notes on what was not read, and on how it was found what is."""
     pictures: list[str] = field(default_factory=list)
     """Pictures that lie there, by their paths as rows should name them."""
 

@@ -35,7 +35,7 @@ ROLE_OF = {
     "system": SYSTEM,
     "developer": SYSTEM,
 }
-"""What the roles of published data mean here."""
+"""Roles of published data -> ours."""
 CONVERSATION_KEYS = ("conversations", "conversation", "dialogue")
 """Keys of a list of turns, as they are published beside `messages`."""
 PAIR_LISTS = ("texts", "qa", "qas", "qa_pairs")
@@ -58,7 +58,7 @@ TEXT_PART_KEYS = ("text", "content")
 PICTURE_PART_KEYS = ("image", "image_url", "image_path", "path", "url", "bytes", "base64", "source", "content")
 
 Place = Picture | None
-"""What stands at an IMAGE of a text: its own picture, or None for the next one of the row."""
+"""The picture at an IMAGE of a text: its own picture, or None for the next one of the row."""
 
 
 def role_of(name: Any) -> str | None:

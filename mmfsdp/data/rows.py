@@ -236,7 +236,7 @@ class _Known:
 
     shape: Shape | None
     problem: str
-    """Why the row is of no shape."""
+    """The reason why the row is of no shape."""
     pictures: str
     """The key of its pictures, where that is known by their values; see `column_of_pictures`."""
     read: frozenset[str]

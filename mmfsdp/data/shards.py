@@ -226,7 +226,7 @@ class ShardSource(Source):
     folder: Path = Path()
     """The folder that holds the shards of all splits: records have their names below it."""
     unread: set[str] = field(default_factory=set)
-    """What was not read in the records that `loaded` has loaded so far; see `ShardRecord.unread`."""
+    """Keys that were not read in the records that `loaded` has loaded so far; see `ShardRecord.unread`."""
     heldout: frozenset[Path] = frozenset()
     """The shards that `params.heldout` names, where that is a path."""
 

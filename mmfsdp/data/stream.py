@@ -112,7 +112,7 @@ class Source(ABC):
     skipped: dict[str, str]
     """Label to reason of the corrupt records that this process has met."""
     notes: list[str]
-    """What a person should know of the source: how it is split, what is not read."""
+    """Notes on the source: how it is split, what is not read."""
     length: int | None
     """Number of records; None if unknown, or if they are generated without end."""
     has_turns: bool = False

@@ -33,7 +33,7 @@ BAD_WORDS = re.compile(
     r"|hallucinat(ed|ion)|thumbs?[ _-]?down)([ _-](answers?|responses?|captions?|completions?|label))?",
     re.IGNORECASE,
 )
-"""What a judgement says of a bad answer."""
+"""Words of a judgement on a bad answer."""
 
 
 def check_verdicts(row: Mapping[str, Any], read: Collection[str], *, where: str = "") -> None:

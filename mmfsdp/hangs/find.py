@@ -23,7 +23,7 @@ LAST_ENTRIES = 3
 """Collectives that a rank may have started since the one that failed."""
 
 Fit = Callable[[Sequence[Entry]], int]
-"""How many of the last entries of a list follow each other in the plan; 0 if the last one is not in it."""
+"""The number of last entries of a list that follow each other in the plan; 0 if the last one is not in it."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Hang:
     waiting: tuple[int, ...]
     """The ranks that wait in the collective."""
     history: tuple[Entry, ...] = ()
-    """What the first of them has entered; the last is the collective in which it waits. Empty if nobody waits."""
+    """Collectives that the first of them has entered; in the last of them it waits. Empty if nobody waits."""
     instead: tuple[Entry, ...] = ()
-    """What the missing rank has entered, up to the collective that differs. Empty if it is in none, or not known.
+    """Collectives that the missing rank has entered, up to the one that differs. Empty if it is in none, or not known.
     Of ranks that wait for each other: what the second of them has entered."""
     process: str = ""
     """The state of the process of a rank that is stopped."""

@@ -12,7 +12,7 @@ from ..predict.memory import StepWalk, step_walk
 from .entered import Entry
 
 COUNTS, FIGURES = "token counts at the start of a step", "loss and gradient norm at the end of a step"
-"""What the two small all-reduces of `train_step` sum up: a number for each source, and one or three more."""
+"""Sums of the two small all-reduces of `train_step`: a number for each source, and one or three more."""
 NUMBER_BYTES = 8
 """They are float64."""
 

@@ -51,7 +51,7 @@ NEEDS_STORAGE = (
 MAX_REASON = 160
 """Letters of another library's message in a warning of ours."""
 _on_meta: dict[str, tuple[nn.Module, SampleProcessor]] = {}
-"""What a rank has built, without weights, by its parameters: it is planned again at the end, for the largest batch."""
+"""Models that a rank has built on the meta device, by parameters: they are planned again for the largest batch."""
 
 
 class OwnKind(Kind):

@@ -58,7 +58,7 @@ class FSDPParams(Params):
     """Grouping of a model into units, sharding, gathering and saving."""
 
     enable_fsdp: bool = True
-    """Whether to shard. False means DDP whatever `backend` and `sharding_strategy` say. Backends: all. Default true."""
+    """Shard the model. False means DDP whatever `backend` and `sharding_strategy` say. Backends: all. Default true."""
 
     backend: Backend = Backend.FSDP2
     """Wrapper of torch that runs the plan: DDP, FSDP1 or FSDP2. Default FSDP2."""

@@ -83,7 +83,7 @@ class ModelParams(Params):
     download. Default none: the architecture of `name`."""
 
     picture: dict[str, JsonValue] = {}
-    """What the processor of a model of transformers makes of a picture, for a peak where there is only `config`: its
+    """Result of the processor of a model of transformers for a picture, for a peak where there is only `config`: its
     `tokens`, the shapes of its float tensors and the values of the others. {tokens: 64, pixel_values: [256, 1176],
     image_grid_thw: [[1, 16, 16]]}. Default none."""
 

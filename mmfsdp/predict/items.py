@@ -34,7 +34,7 @@ class Estimate:
     batch_peak: Memory | None = None
     """At the peak of a step with a batch of the run's own data; None if they were not looked at."""
     batch: str = ""
-    """Which batch that is; or why the data were not looked at. `peak` is of the plan's example, the longest texts."""
+    """The batch in words; or why the data were not looked at. `peak` is of the plan's example, the longest texts."""
     batch_shapes: tuple[str, ...] = ()
     """Shapes and dtypes of its tensors."""
     on_gpu: bool = False

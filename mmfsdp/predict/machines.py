@@ -44,7 +44,7 @@ class Machine:
     launch: float = 0.0
     """Seconds in which the host launches one operator: a step of many small ones takes at least that."""
     spread: float = 1.0
-    """How many times as long a step may take as its kernels at their best, for a plan made with an example."""
+    """Greatest ratio of a step's seconds to those of its kernels at their best, for a plan made with an example."""
     context: float = 0.0
     """Bytes of a GPU that torch's allocator does not see: CUDA's context and kernels, NCCL's buffers."""
     fragmentation: float = 0.0
@@ -63,7 +63,7 @@ class Machine:
 
 
 CONTEXT, FRAGMENTATION = 1.5e9, 0.15
-"""What a GPU needs beyond the tensors' peak. NCCL took 0.5 to 0.7 GB for a group of 2 to 4 ranks (NVIDIA/nccl, issue
+"""Memory of a GPU beyond the tensors' peak. NCCL took 0.5 to 0.7 GB for a group of 2 to 4 ranks (NVIDIA/nccl, issue
 964), CUDA's context takes some 0.5 GB. Published runs reserved 12 to 24 % more than they allocated, without
 expandable segments (AnswerDotAI/fsdp_qlora, benchmarks_03_2024.md)."""
 

@@ -191,7 +191,7 @@ class StepWalk:
 
     plan: WrapPlan
     constant: Memory
-    """What does not change over the step."""
+    """Memory that does not change over the step."""
     on_cpu: bool
     offload: bool
     table: UnitBytesTable

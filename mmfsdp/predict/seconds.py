@@ -40,7 +40,7 @@ class Times:
     """Bytes that it sends to other nodes."""
     machine: str = ""
     spread: float = 1.0
-    """How many times as long a step may take as predicted."""
+    """Greatest ratio of the seconds of a step to those predicted."""
     gaps: float = 0.0
     """Seconds in which a GPU may wait for the next operator to be launched."""
 

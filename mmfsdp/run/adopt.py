@@ -30,7 +30,7 @@ class Match(NamedTuple):
     params: RunParams
     """The parameters, with a name that is free if there is no such run."""
     words: str = ""
-    """Why the name is another one; empty if it is not."""
+    """The reason why the name is another one; empty if it is not."""
 
 
 def find_same(params: RunParams) -> Match:

@@ -28,7 +28,7 @@ from .stages import SLOW_FACTOR, is_step, patience_s, progress_of
 NEVER_REPORTED = "start; can its node see launch.folder?"
 """The activity of a rank that has not reported anything: its process did not start, or it cannot see the folder."""
 _NO_SHARED_MEMORY = re.compile(r"^RuntimeError: unable to .*</torch_\w+>: No space left", re.MULTILINE)
-"""What multiprocessing prints in a data worker that cannot hand over its batch, and goes on; its rank waits for it."""
+"""Printed by multiprocessing in a data worker that cannot hand over its batch, and goes on; its rank waits for it."""
 STACK_SIGNAL = signal.SIGUSR1
 """Asks a rank to print the stacks of its threads into its log."""
 STACK_DUMP_S = 0.5
@@ -65,9 +65,9 @@ class HangDetector:
         self.longest_step_s = 0.0
         self.last_check = self.awake_since = time.monotonic()
         self.activities = [NEVER_REPORTED] * record.ranks
-        """What each rank last reported that it does."""
+        """The activity that each rank last reported."""
         self.changed = [0.0] * record.ranks
-        """When each rank was seen to report that; 0 if it has reported nothing."""
+        """The time when each rank was seen to report that; 0 if it has reported nothing."""
         self._beats: list[tuple[str, float] | None] = [None] * record.ranks
         """Each rank's newest heartbeat."""
 

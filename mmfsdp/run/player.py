@@ -45,7 +45,7 @@ TICK_S = 0.1
 ALIVE_INTERVAL_S = 2.0
 """Seconds between two writings of status.json, by which others know that the player lives."""
 PLAYER_LOG = "player.log"
-"""What the player prints; in logs/."""
+"""The file in logs/ into which the player prints."""
 GONE_AFTER_S = 60.0
 """Seconds after which a player that has written nothing is gone: a laptop was closed, or somebody has killed it."""
 FULL_BYTES = 1 << 16

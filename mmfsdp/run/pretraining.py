@@ -19,9 +19,9 @@ from .folder import NUMBER, Types, last_line, of_types, open_own, read_json, wri
 from .record import TRAININGS, RunState, Status, because, write_status
 
 FILE = "backbones.json"
-"""How far they are; in logs/ of the run folder."""
+"""The file of their progress, in logs/ of the run folder."""
 LOG = "backbones.log"
-"""What the process prints; beside it."""
+"""The file beside it into which the process prints."""
 TYPES: Types = {"label": str, "share": NUMBER, "left_s": NUMBER, "error": str, "kind": str, "traceback": str}
 WRITE_INTERVAL_S = 0.3
 """Seconds between two writings of how far it is."""
@@ -35,7 +35,7 @@ class BackbonesProgress(NamedTuple):
     """Say how far the pretraining of a run's backbones is."""
 
     label: str = ""
-    """What is being pretrained; empty until the work begins."""
+    """The backbone that is being pretrained; empty until the work begins."""
     share: float = 0.0
     """Of the work on that, between 0 and 1."""
     left_s: float | None = None

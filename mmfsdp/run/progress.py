@@ -21,7 +21,7 @@ class PartProgress(NamedTuple):
     part: str
     """The one that it is in."""
     words: str
-    """What it does there, by the rank that is the furthest behind."""
+    """The activity there, by the rank that is the furthest behind."""
     share: float | None = None
     """The share of that which is done; None while unknown."""
     left_s: float | None = None

@@ -31,11 +31,11 @@ AHEAD_OF_RUNS = (
     "mmfsdp.models.build",
     *OF_MODELS,
 )
-"""What the warm process imports before it forks the processes of local runs (warm.py)."""
+"""Modules that the warm process imports before it forks the processes of local runs (warm.py)."""
 AHEAD_OF_FUNCTIONS = (*OF_MODELS, "mmfsdp.train")
-"""What is imported before the ranks of a function are forked (bench/spawn_ranks.py)."""
+"""Modules that are imported before the ranks of a function are forked (bench/spawn_ranks.py)."""
 AHEAD_OF_CELLS = ("torch._dynamo", "mmfsdp.models", "mmfsdp.core.wrap", "mmfsdp.train.profile", "mmfsdp.cli")
-"""What is imported before the ranks of a `%%ranks` cell are forked (widgets/ranks_worker.py): what the course uses."""
+"""Modules that are imported before the ranks of a `%%ranks` cell are forked: those that the course uses."""
 
 
 @contextmanager

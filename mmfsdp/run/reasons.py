@@ -151,7 +151,7 @@ ADVICE = {
         resume=False,
     ),
 }
-"""What to do, by kind. Whoever writes a reason of a kind with {fields} fills them, into `Reason.fix`."""
+"""The fix, by kind. Whoever writes a reason of a kind with {fields} fills them, into `Reason.fix`."""
 UNKNOWN = Advice("", resume=False)
 """Of a kind that nobody knows, as in the folder of another version."""
 
@@ -161,15 +161,15 @@ class Reason:
     """Hold why a run is in a state."""
 
     text: str = ""
-    """What happened, in words, without advice."""
+    """The cause in words, without advice."""
     kind: str = ""
     """Kind of the cause; empty where nobody knows it."""
     fix: str = ""
-    """What to do, where the kind alone does not say it."""
+    """The fix, where the kind alone does not say it."""
     rank: int | None = None
     """The rank that it began with."""
     others: tuple[Reason, ...] = ()
-    """What came of it: how other ranks failed afterwards."""
+    """Failures of other ranks that came of it."""
 
     def __bool__(self) -> bool:
         return bool(self.text)

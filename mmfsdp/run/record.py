@@ -71,11 +71,11 @@ class RunState:
 
     status: Status
     why: Reason = Reason()
-    """Why it is in that state; empty where the status says all."""
+    """The reason of the state; empty where the status says all."""
     traceback: str = ""
     """That of the rank that failed first, or its last log lines if it died without one."""
     notes: tuple[str, ...] = ()
-    """What else a look has found, such as that Slurm does not answer. They are in no file."""
+    """Other findings of a look, such as that Slurm does not answer. They are in no file."""
     step: int = 0
     """Optimizer steps done."""
     steps: int = 0
@@ -97,7 +97,7 @@ class RunState:
 
     @property
     def reason(self) -> str:
-        """Why it is in that state, in words for people."""
+        """The reason of the state, in words for people."""
         return "; ".join(filter(None, (str(self.why), *self.notes)))
 
     @property
@@ -153,7 +153,7 @@ STATUS_TYPES: Types = {
 
 
 STATE_KEYS = ("status", "reason", "rank", "traceback", "kind", "cause", "fix", "others")
-"""What status.json holds of a state: its reason as data, and the sentence of it for people."""
+"""Keys of a state in status.json: its reason as data, and the sentence of it for people."""
 REASON_TYPES: Types = {"cause": str, "kind": str, "fix": str, "rank": int}
 MAX_OTHERS = 8
 """Reasons of other ranks that are read."""

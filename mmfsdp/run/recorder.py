@@ -83,7 +83,7 @@ STARTUP = {
     "wrapping": 0.94,
     "taking up": 0.99,
 }
-"""What a rank reports before its first step -> the share of the time before it; measured in a run of preset tiny."""
+"""A rank's report before its first step -> the share of the time before it; measured in a run of preset tiny."""
 MIN_WAIT_SHARE = 0.1
 """Share of the time from the submission to the first step that a requeued job waited for its first start, at least."""
 TAIL_BYTES, MAX_LOG_BYTES = 1 << 20, 1 << 24

@@ -89,15 +89,15 @@ class Recording:
     """Hold what a recorded run was, and what happened when."""
 
     about: str
-    """What the recording was made on, such as `2 nodes of a Slurm cluster, 4 ranks on CPUs, gloo`."""
+    """The machines that it was recorded on, such as `2 nodes of a Slurm cluster, 4 ranks on CPUs, gloo`."""
     created: float
-    """When the recorded run was launched, in unix seconds."""
+    """The time when the recorded run was launched, in unix seconds."""
     run: RunRecord
-    """Who ran it: its content of run.json, without a process, a host or a digest."""
+    """The record of the run: its content of run.json, without a process, a host or a digest."""
     params: Row
     """All parameters, as in params.yaml."""
     plan: Row
-    """What plan.json held; empty without a plan."""
+    """The content of plan.json; empty without a plan."""
     moments: list[Moment]
     """In order of time."""
 
@@ -158,7 +158,7 @@ def _version_words(run: RunRecord | None) -> str:
 
 _RUN = "executor entry ranks steps threads timeout_min device version hang_timeout_s pretrains"
 RUN_KEYS = tuple(_RUN.split())
-"""What a recording keeps of run.json."""
+"""Keys of run.json that a recording keeps."""
 NOWHERE: Row = {"host": "recording", "pid": 1, "start": 0.0, "identity": "", "created": 0.0}
 """In place of what names a process: no machine has this name, so nobody looks for the process."""
 

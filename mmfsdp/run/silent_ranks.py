@@ -10,7 +10,7 @@ from .reasons import CRASH, LIBRARY
 from .snapshot import Snapshot
 
 _LIBRARY_ERROR = re.compile(r"^terminate called .*\n(?:.*\n)?? *what\(\): +(.+)$", re.MULTILINE)
-"""What C++ prints when it ends a process by an exception that nobody caught, as gloo's are."""
+"""The lines that C++ prints when it ends a process by an exception that nobody caught, as gloo's are."""
 
 
 def library_error(log: str) -> str:

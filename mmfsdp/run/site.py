@@ -26,7 +26,7 @@ HIDDEN_GPUS = (
     "NCCL finds no NVLink to a GPU that it does not see, and falls back to PCIe, which is several times slower. With "
     "launch.gpus_as gpus-per-node or gres, a rank sees all GPUs of the job on its node, if the cluster allows it"
 )
-"""What it costs if a rank sees its own GPU only: https://github.com/NVIDIA/nccl/issues/1066."""
+"""The cost where a rank sees its own GPU only: https://github.com/NVIDIA/nccl/issues/1066."""
 
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 
@@ -172,7 +172,7 @@ def settled(params: RunParams) -> RunParams:
 
 
 _limits: dict[str, dict[str, int]] = {}
-"""What `partition_limits` has found, by the variable by which commands find their Slurm: a sweep asks once."""
+"""Limits that `partition_limits` has found, by the variable by which commands find their Slurm: a sweep asks once."""
 
 
 def partition_limits() -> dict[str, int]:

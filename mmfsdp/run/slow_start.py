@@ -16,7 +16,7 @@ from .snapshot import Snapshot
 SCRIPT_FILE = "ranks.line"
 """File in logs/: the line that the batch script is at. There is none while its login shell reads its start files."""
 STARTS_RANKS = "srun"
-"""What it holds once the ranks are started."""
+"""The content of that file once the ranks are started."""
 LOGIN = "its login shell has read start files, such as ~/.bash_profile,"
 SLOW_RANKS = "Python may be read from a slow disk, or the image of a container is brought"
 

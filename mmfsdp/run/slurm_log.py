@@ -35,7 +35,7 @@ _NO_PYTHON = re.compile("No module named|not found")
 """Words of Python, or of a shell, where the ranks' Python or this package is not there."""
 _TASK_ERROR = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", re.MULTILINE)
 _BY_SRUN = re.compile("Killed|Terminated|Exited with")
-"""How ranks end that srun ends because another one has failed; and that one may have ended so, too."""
+"""The end of ranks that srun ends because another one has failed; and that one may have ended so, too."""
 
 
 class TaskError(NamedTuple):

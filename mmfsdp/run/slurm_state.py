@@ -229,7 +229,7 @@ class Job:
     asked: float = 0.0
     """Time of Slurm's answer, in unix seconds; 0 if there was none yet."""
     error: str = ""
-    """Why Slurm does not answer now."""
+    """The reason why Slurm does not answer now."""
 
 
 @dataclass

@@ -21,7 +21,7 @@ class Stage(NamedTuple):
     part: str
     """The part of the run that it belongs to; of a step, STEPS."""
     words: str
-    """What a person reads."""
+    """The words that a person reads."""
     patience: float
     """Multiple of `launch.silence_s` that a rank may take in it without a report; more is a hang."""
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ..core.plan import WrapPlan
 
 TRACK_LOG = "track.log"
-"""What the process that tracks a run prints; in the run folder."""
+"""The file in the run folder into which the process prints that tracks a run."""
 
 
 NO_CODE = OwnSources()

@@ -113,7 +113,7 @@ class RankProgress:
     mfu: float | None = None
     """Share of its card's peak that its last step reached, by the FLOPs that it needed."""
     reserved_bytes: int | None = None
-    """What the allocator of its GPU has reserved at most."""
+    """The most bytes that the allocator of its GPU has reserved."""
     gpu_use: float | None = None
     """Share of time in which its GPU ran a kernel, of the newest sample; then watts, and degrees Celsius."""
     power_w: float | None = None

@@ -41,7 +41,7 @@ NOT_METRICS = ("step", "time")
 """Columns of a row that say which step it is."""
 KEPT_TYPES: Types = {"state": dict, "sent": int, "inode": int, "resumes": int, "result": dict}
 State = dict[str, Any]
-"""What a tracker keeps of a run between two processes that track it, as JSON."""
+"""Values that a tracker keeps of a run between two processes that track it, as JSON."""
 
 
 class Tracker(ABC):

@@ -35,7 +35,7 @@ SILENCE_S = 300.0
 POLL_S = 0.2
 LOCAL_WAIT_S = 240.0
 IF_SILENT = "if their nodes do not see launch.folder, put it on a file system that all nodes share; else read the log"
-"""What to do where ranks have written nothing."""
+"""The fix where ranks have written nothing."""
 
 
 class CheckRun:

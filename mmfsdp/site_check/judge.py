@@ -31,7 +31,7 @@ class Asked:
     params: RunParams
     ranks: int
     token: str
-    """What each rank should read in the run folder."""
+    """The text that each rank should read in the run folder."""
     versions: Mapping[str, str]
     """Those of the machine that checks, by VERSIONS."""
 

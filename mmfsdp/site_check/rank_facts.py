@@ -45,7 +45,7 @@ SHOWN_VARIABLES = (
 )  # fmt: skip
 """Environment variables that a rank writes down."""
 DONE = "done"
-"""What a rank does that has found all."""
+"""The activity of a rank that has found all."""
 START_WAIT_S = 20.0
 """Seconds by which one rank may start later than another: of one that is later, its node cannot see the folder."""
 WAIT_S = 60.0

@@ -27,7 +27,7 @@ PART_TYPES: dict[str, Types] = {
     "nccl": {"sum": NUMBER, "ranks": int, "skipped": str, "wanted": bool},
     "bandwidth": {"backend": str, "ranks": int, "local_ranks": int, "all": list, "inside": list},
 }
-"""What each part holds; `error`, a text, may be in each."""
+"""The types of the values of each part; `error`, a text, may be in each."""
 PLACE_TYPES: Types = {"path": str, "error": str, "free": NUMBER}
 GPU_TYPES: Types = {"name": str, "memory": NUMBER}
 ROW_TYPES: Types = dict.fromkeys(("bytes", "all_gather_s", "reduce_scatter_s"), NUMBER)

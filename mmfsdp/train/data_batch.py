@@ -30,7 +30,7 @@ class DataBatch(NamedTuple):
     inputs: dict[str, Any] | None
     """Keyword arguments of a forward; None if the data were not looked at."""
     words: str
-    """Which batch it is; or why there is none."""
+    """The batch in words; or why there is none."""
 
 
 def data_batch(

@@ -43,7 +43,7 @@ class Sampler:
         self.sample: Sample = {}
         """The newest."""
         self.asked_at = -math.inf
-        """When (time.monotonic)."""
+        """The time of the newest question (time.monotonic)."""
         self._ask, self._path, self._every_s = ask, path, every_s
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="GPU sampler", daemon=True)

@@ -35,7 +35,7 @@ DECIDING = ("model", "data", "train", "fsdp")
 
 
 READABLE = ("ranks, ranks of a node and GPUs", "versions")
-"""What a plan was made for that is no digest."""
+"""Names of what a plan was made for that have no digest."""
 
 
 class BatchPeak(NamedTuple):

@@ -30,7 +30,7 @@ from .evaluate import generate, why_no_captions
 
 METRICS = "train.metrics"
 NAME = re.compile(r"[A-Za-z_][\w.@-]{0,39}")
-"""What a score may be called, since it becomes a key of files and the title of a curve."""
+"""Names that a score may have, since it becomes a key of files and the title of a curve."""
 
 
 @dataclass

@@ -57,7 +57,7 @@ class Prepared:
 
     params: RunParams
     plan: WrapPlan
-    """What a person should know of the data and the processor is among its findings."""
+    """Its findings include what a person should know of the data and the processor."""
     cost: Estimate
     rates: str = ""
     """The learning rates by part in a line; empty if all are `train.lr`."""

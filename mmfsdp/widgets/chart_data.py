@@ -16,7 +16,7 @@ READ_BYTES = 8 << 20
 """Bytes that one reading takes in at most, so that it ends soon; the next one goes on."""
 MAX_COLUMNS = 80
 MISSING, NOT_FINITE = math.nan, math.inf
-"""What a column holds for a row without this metric, and for a value that is not finite."""
+"""Values of a column for a row without this metric, and for a value that is not finite."""
 
 Table = dict[str, Any]
 """Points of a run as JSON has them; see `Columns.table`."""

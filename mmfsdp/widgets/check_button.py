@@ -26,7 +26,7 @@ class CheckButton(Worker, w.VBox):
         self._form = form
         self._stopped = threading.Event()
         self.report: SiteReport | None = None
-        """What the newest check has found, once it is done."""
+        """The result of the newest check, once it is done."""
         self._found: list[tuple[str, Line]] = []
         self.button = w.Button(icon="stethoscope", tooltip=TIP, layout=w.Layout(width="auto", align_self="flex-start"))
         self.button.on_click(lambda _: self.press())

@@ -33,5 +33,5 @@ class PlannedRun:
 
     @property
     def missing(self) -> str:
-        """Why there is no timeline, in words."""
+        """The reason why there is no timeline, in words."""
         return COUNTING if self.counting else NO_EXAMPLE

@@ -15,7 +15,7 @@ from .unit_names import part_names, pattern_name, unit_names
 WIDTH = 760
 """Pixels. No picture is scaled down in a cell of JupyterLab at 1280 pixels with its side bar open."""
 LEFT = 62
-"""Where the lanes begin, after the names of the ranks."""
+"""Pixels at which the lanes begin, after the names of the ranks."""
 ALL_RANKS = 8
 """Of more ranks, only the first, the second and the last are drawn."""
 LANES_HEIGHT, MIN_LANE, MAX_LANE, LANE_GAP = 80, 13, 34, 5

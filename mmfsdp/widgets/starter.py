@@ -29,7 +29,7 @@ class Starter(Worker):
         self.launched: RunParams | None = None
         """The choices of the newest run; None for one that was opened."""
         self.words = ""
-        """What a person should know of the newest launch."""
+        """A note on the newest launch."""
         self._form, self._show = form, show
 
     def start(self, params: RunParams, *, adopt: bool = True) -> None:

@@ -38,7 +38,7 @@ DARK = {
     "warn": "#FFB454",
 }
 FILL = {name: f"var(--mm-{name},{color})" for name, color in LIGHT.items()}
-"""What holds memory or is sent -> its color in the pictures of a plan, at least 3:1 on the page in both themes. Where
+"""Kind of memory or of traffic -> its color in the pictures of a plan, at least 3:1 on the page in both themes. Where
 the sheet is missing, as in a picture on its own, it is the light theme's."""
 FILL["page"] = "var(--mm-page,var(--jp-layout-color0,Canvas))"
 

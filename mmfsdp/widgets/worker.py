@@ -58,7 +58,7 @@ class Worker:
     """
 
     error_line: w.HTML
-    """Where errors are shown; set it before the first `work`, or override `show_error`."""
+    """The line that shows errors; set it before the first `work`, or override `show_error`."""
     failure: Exception | None
     """The error of the newest work that has ended; None if it ended well, and before there is any."""
 
