@@ -219,6 +219,15 @@ def heartbeat_path(folder: PathLike, rank: int) -> Path:
     return Path(folder) / "logs" / f"rank{rank}.beat"
 
 
+def put_heartbeat(file: IO[bytes], activity: str, at: float) -> None:
+    """Write what a rank does, and since when in unix seconds, into its heartbeat.
+
+    In place and of one length: a reader never finds half of it.
+    """
+    words = activity.encode()[:HEARTBEAT_BYTES].decode("utf-8", "ignore")
+    os.pwrite(file.fileno(), f"{words:<{HEARTBEAT_BYTES}} {at:.3f}\n".encode(), 0)
+
+
 def read_heartbeat(folder: PathLike, rank: int) -> tuple[str, float] | None:
     """Return what a rank last reported that it does, and when by the clock of its machine; None if there is nothing."""
     try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..hangs.rank_server import remove
 from ..hangs.stacks import main_stack, waits_for_workers
 from .ask_ranks import sockets_here
-from .folder import HEARTBEAT_BYTES, heartbeat_path, last_log_lines, make_inner_folder, open_own, read_heartbeat, touch
+from .folder import heartbeat_path, last_log_lines, make_inner_folder, open_own, put_heartbeat, read_heartbeat, touch
 from .launchers.registry import launcher_in_run
 from .local import process_start
 from .named_hang import kind_of_hang, name_hang_of
@@ -48,8 +48,7 @@ class Heartbeat:
 
     def __call__(self, activity: str) -> None:
         """Report what this rank does from now on, such as `step 5 compute`."""
-        words = activity.encode()[:HEARTBEAT_BYTES].decode("utf-8", "ignore")
-        os.pwrite(self._file.fileno(), f"{words:<{HEARTBEAT_BYTES}} {time.time():.3f}\n".encode(), 0)
+        put_heartbeat(self._file, activity, time.time())
 
 
 class HangDetector:

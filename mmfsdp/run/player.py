@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -17,12 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from .folder import (
-    HEARTBEAT_BYTES,
     Row,
     heartbeat_path,
     last_line,
     metrics_path,
     open_own,
+    put_heartbeat,
     touch,
     write_json,
 )
@@ -152,12 +151,10 @@ class Player:
         now, moments = time.time(), self.recording.moments
         for rank, number in self._beats.items():
             activity, at = activity_at(moments[number], self._later_beats.get(number), seconds)
-            words = activity.encode()[:HEARTBEAT_BYTES].decode("utf-8", "ignore")
             path = heartbeat_path(self.folder, rank)
             touch(path)
-            with open_own(path, "r+b") as file:  # in place, as a rank does: a reader never finds half of it
-                text = f"{words:<{HEARTBEAT_BYTES}} {now - (seconds - at):.3f}\n"
-                os.pwrite(file.fileno(), text.encode(), 0)
+            with open_own(path, "r+b") as file:
+                put_heartbeat(file, activity, now - (seconds - at))
 
 
 def _later_beats(moments: Sequence[Moment]) -> dict[int, Moment]:
