@@ -329,6 +329,16 @@ def first_failure(statuses: list[dict[str, Any]]) -> RunState | None:
     return because(Status.FAILED, cause, kind=first.get("kind", ""), rank=rank, traceback=traceback)
 
 
+def failed_first(died: RunState | None, reported: RunState | None) -> RunState | None:
+    """Return the state of the rank that failed first, of one that died without a report and one that reported an error.
+
+    The one that died is blamed: the other failed because of it, often before its exit was seen.
+    """
+    if died is None or reported is None:
+        return died or reported
+    return replace(died, why=replace(died.why, others=(reported.why,)))
+
+
 def all_done(statuses: list[dict[str, Any]]) -> bool:
     """Return True if every rank reported that it finished."""
     return all(status.get("state") == "done" for status in statuses)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from .reasons import ADVICE, BATCH_SCRIPT, NO_LOG, NO_PYTHON, NOT_STARTED, Reason
-from .record import RunState, Status, because, first_failure
+from .reasons import ADVICE, BATCH_SCRIPT, NO_LOG, NO_PYTHON, NOT_STARTED
+from .record import RunState, Status, because, failed_first, first_failure
 from .silent_ranks import death_words
 from .slow_start import field_of_line
 from .snapshot import Snapshot
@@ -70,8 +70,7 @@ def since_last_start(log: str) -> str:
 def failure_in_job(look: Snapshot, log: str) -> RunState | None:
     """Return the FAILED state of the rank that failed first, of ranks that srun has started; None if none has.
 
-    A rank that died without a report is blamed before those that reported an error: they fail because of it. srun ends
-    the others as soon as one has failed, so that only its first line, or a crash, tells of a cause.
+    srun ends the others as soon as one has failed, so that only its first line, or a crash, tells of a cause.
 
     log: what srun has printed.
     """
@@ -81,12 +80,12 @@ def failure_in_job(look: Snapshot, log: str) -> RunState | None:
     for error in crashes + errors[:1]:
         if any(statuses[rank].get("state") == "failed" for rank in error.ranks if rank < len(statuses)):
             break  # it has reported why
-        return _silent_death(look, error, others=(reported.why,) if reported else ())
+        return failed_first(_silent_death(look, error), reported)
     return reported
 
 
-def _silent_death(look: Snapshot, error: TaskError, *, others: tuple[Reason, ...]) -> RunState:
-    """Return the state of a job whose first failed rank reported nothing at its end. others: what came of it."""
+def _silent_death(look: Snapshot, error: TaskError) -> RunState:
+    """Return the state of a job whose first failed rank reported nothing at its end."""
     rank, words, kind = error.ranks[0], error.error, ""
     last_words = look.log(rank, size=LAST_WORDS_BYTES)
     if rank < len(look.reports) and not look.reports[rank]:
@@ -97,7 +96,7 @@ def _silent_death(look: Snapshot, error: TaskError, *, others: tuple[Reason, ...
         death, kind = death_words(look, rank)
         words += f", it {death}" if death else ""
     cause = f"rank {rank} on {error.node}: {words}"
-    return because(Status.FAILED, cause, kind=kind, rank=rank, others=others, traceback=last_words)
+    return because(Status.FAILED, cause, kind=kind, rank=rank, traceback=last_words)
 
 
 def failure_without_rank(look: Snapshot, reason: str) -> RunState:

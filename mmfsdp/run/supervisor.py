@@ -35,6 +35,7 @@ from .record import (
     all_done,
     because,
     cancelled_state,
+    failed_first,
     first_failure,
     rank_statuses,
     write_status,
@@ -183,10 +184,7 @@ class Supervisor:
         return None
 
     def failure(self, ranks: StartedRanks) -> RunState | None:
-        """Return the FAILED state of the first rank that failed.
-
-        Blame a rank that died silently first: the others fail because of it, often before its exit is seen.
-        """
+        """Return the FAILED state of the first rank that failed; None if none has."""
         if not self.silent_ranks(ranks) and not first_failure(rank_statuses(self.folder, self.record)):
             return None
         time.sleep(SETTLE_S)
@@ -205,9 +203,9 @@ class Supervisor:
             if oom_kills() > self.oom_kills:
                 killed = "Linux has killed a process for lack of memory since the ranks started"
             words = f"died without a traceback: {killed}"
-        others = (reported.why,) if reported else ()
         last_lines = look.log(rank, size=LAST_WORDS_BYTES) or log[-LAST_WORDS_BYTES:]
-        return because(Status.FAILED, f"rank {rank} {words}", kind=kind, rank=rank, others=others, traceback=last_lines)
+        died = because(Status.FAILED, f"rank {rank} {words}", kind=kind, rank=rank, traceback=last_lines)
+        return failed_first(died, reported)
 
     def look(self) -> Snapshot:
         """Return a look at the run; whoever has deleted run.json has not ended it."""
