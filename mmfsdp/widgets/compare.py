@@ -23,7 +23,7 @@ from ..run.state import is_run, run_state
 from .cell import CellWidget, close_all
 from .charts import Charts
 from .charts_page import charts_html, run_names
-from .markup import note, page, shown
+from .markup import note, page, shown, table_of_cells
 from .panel import RunPanel
 from .report import read_params
 from .static_files import STATIC
@@ -145,8 +145,10 @@ def table_html(
 
     Its name has the whole path as a title, and as data-path for tools.
     """
-    head = "".join(_head(name, scripted=scripted) for name in ("run", *columns))
-    body = ""
+    head = [escape(name) for name in ("run", *columns)]
+    if scripted:
+        head = [f"<button>{name}</button>" for name in head]
+    rows = []
     for index in order:
         sign = f'<span style="color:{RUN_COLORS[index % len(RUN_COLORS)]}" aria-hidden="true">━</span>'
         path = shown(os.path.abspath(runs[index].path))
@@ -155,18 +157,12 @@ def table_html(
             cell = column[index]
             value = "" if cell.value is None else f' data-value="{cell.value!r}"'
             cells += f"<td{value}>{escape(cell.words)}</td>"
-        body += f"<tr>{cells}</tr>"
+        rows.append(cells)
     look = "mm-table mm-sortable" if scripted else "mm-table"
-    html = f'<div class="mm-scroll" tabindex="0" role="region" aria-label="runs compared"><table class="{look}">'
-    html += f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    html = table_of_cells(head, rows, label="runs compared", look=look)
     if scripted:
         html = f'<label>filter <input type="search" placeholder="words that a row has"></label>{html}'
     return f'<div class="mm-compared">{html}{note(f"{ORDER} {EQUAL} {ABOUT_LOSS}.")}</div>'
-
-
-def _head(name: str, *, scripted: bool) -> str:
-    words = f"<button>{escape(name)}</button>" if scripted else escape(name)
-    return f'<th scope="col">{words}</th>'
 
 
 class Comparison(CellWidget):

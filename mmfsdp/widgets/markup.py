@@ -36,17 +36,31 @@ def page(title: str, body: str) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return an HTML table that scrolls sideways on a narrow page."""
-    html = "<tr>" + "".join(f"<th>{escape(name)}</th>" for name in head) + "</tr>"
+    html_rows = []
     for row in rows:
-        html += "<tr>"
+        html = ""
         for cell in row:
             words = f"{cell:,}" if isinstance(cell, int) else str(cell)
             html += f"<td>{escape(words)}</td>"
-        html += "</tr>"
-    label = escape(next((name for name in head if name), "table"))
+        html_rows.append(html)
+    label = next((name for name in head if name), "table")
+    return table_of_cells([escape(name) for name in head], html_rows, label=label)
+
+
+def table_of_cells(head: Iterable[str], rows: Iterable[str], *, label: str, look: str = "mm-table") -> str:
+    """Return an HTML table that scrolls sideways on a narrow page.
+
+    Args:
+        head: the titles of the columns, as HTML.
+        rows: the `<td>`s of each row.
+        label: of the table, for screen readers.
+        look: classes of the table.
+    """
+    titles = "".join(f'<th scope="col">{title}</th>' for title in head)
+    body = "".join(f"<tr>{cells}</tr>" for cells in rows)
+    html = f'<table class="{look}"><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>'
     # With the keyboard, too, a person can scroll it.
-    scroll = f'<div class="mm-scroll" tabindex="0" role="group" aria-label="{label}">'
-    return f'{scroll}<table class="mm-table">{html}</table></div>'
+    return f'<div class="mm-scroll" tabindex="0" role="group" aria-label="{escape(label)}">{html}</div>'
 
 
 def key_figures(figures: Iterable[tuple[str, str]]) -> str:
