@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 
-from ..compat.describe_lint import reduces_unused
+from ..compat.describe_lint import NO_PICTURE_PAGE, reduces_unused
 from ..core.names import plain_name
 from .differences import parts, total_difference
 from .lines import NOTE, OK, WRONG, Line
 from .trial import Trial
 
 FIX = "have the forward run these parts on a blank picture whose tokens have no weight in the loss"
-PAGE = "notebooks/reference/no_picture.md"
 SWITCH = (
     "set_reduce_scatter_unused_params(True), which is set here, does not help: ranks then reduce units in different "
     "orders, and the gradients of units of equal size are mixed without an error"
@@ -26,7 +25,7 @@ def check_no_picture(trial: Trial) -> Line:
     if without is None:
         words = f"not checked: {trial.loop.no_picture_note or 'no such batch was given'}"
         if reduces_unused(trial.model):
-            words += f"; {SWITCH} ({PAGE})"
+            words += f"; {SWITCH} ({NO_PICTURE_PAGE})"
         return Line("no picture", NOTE, words)
     # In one process first: it names what is left out, and nobody waits for anybody.
     usual, usual_grads = entered(trial, trial.loop.batches[0])
@@ -37,14 +36,16 @@ def check_no_picture(trial: Trial) -> Line:
         words = "a batch without a picture runs the units in another order than one with pictures"
         if skipped or added:
             words = f"a batch without a picture does not enter {parts(skipped or added, trial.units())}"
-        return Line("no picture", WRONG, f"{words}: ranks with a picture wait there for the others ({PAGE})", FIX)
+        return Line(
+            "no picture", WRONG, f"{words}: ranks with a picture wait there for the others ({NO_PICTURE_PAGE})", FIX
+        )
     unlike = sorted(usual_grads ^ grads)
     if unlike:
         words = f"without a picture no gradient arrives at {parts(unlike, trial.trainable)}"
         words += ": ranks with a picture reduce more than the others"
         if reduces_unused(trial.model):
             words += f"; {SWITCH}"
-        return Line("no picture", WRONG, f"{words} ({PAGE})", FIX)
+        return Line("no picture", WRONG, f"{words} ({NO_PICTURE_PAGE})", FIX)
     # Then on real ranks, of which the last has no picture.
     batches = [*trial.loop.batches[:-1], without]
     alone = trial.step_alone(batches)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from ..core.lint import some
+from ..core.lint import some, warning
 from ..core.names import plain_name
 from ..core.plan import WrapPlan
 from ..core.reshard import parameter_groups
@@ -22,7 +22,7 @@ def lint_switches(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
     trainable = [unit.name for unit in plan.sharded_units if any(p.trainable for p in unit.params)]
     frozen = any(not p.trainable for p in plan.params)
     if frozen and len(trainable) > 1 and reduces_unused(model):
-        yield _warning(
+        yield warning(
             "reduces-unused",
             "set_reduce_scatter_unused_params(True) is set, and a part of the model is frozen: a unit whose inputs "
             "require no gradient on one rank, as without a picture, is reduced later there than on the others. The "
@@ -30,7 +30,7 @@ def lint_switches(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
             f"and units of other sizes stop the ranks; set it to False, and give batches a picture: {NO_PICTURE_PAGE}",
         )
     if twice := gathered_twice(model):
-        yield _warning(
+        yield warning(
             "reentrant-prefetch",
             f"{some(twice)}: checkpointed with use_reentrant=True, so forward hooks run again in backward, and gather "
             "what set_modules_to_forward_prefetch() names once more, for nothing; switch activation checkpointing on "
@@ -67,7 +67,3 @@ def reduces_unused(model: nn.Module) -> bool:
                 if getattr(group, "reduce_scatter_unused_params", False):
                     return True
     return False
-
-
-def _warning(code: str, message: str) -> Finding:
-    return Finding("warning", code, message)

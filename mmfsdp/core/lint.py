@@ -55,7 +55,8 @@ def _error(code: str, message: str) -> Finding:
     return Finding("error", code, message)
 
 
-def _warning(code: str, message: str) -> Finding:
+def warning(code: str, message: str) -> Finding:
+    """Return a finding that does not keep a model from training."""
     return Finding("warning", code, message)
 
 
@@ -99,14 +100,14 @@ def _wrapped_before(model: nn.Module) -> Iterator[Finding]:
 def _guessed_layers(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
     if plan.fsdp.auto_wrap_policy is AutoWrapPolicy.TRANSFORMER_BASED_WRAP and not plan.fsdp.layer_classes:
         names = ",".join(guessed_layer_classes(model))
-        yield _warning("guessed-layers", f"transformer_layer_cls is not set; the model's lists of layers hold {names}")
+        yield warning("guessed-layers", f"transformer_layer_cls is not set; the model's lists of layers hold {names}")
 
 
 def _without_effect(plan: WrapPlan) -> Iterator[Finding]:
     for name in plan.fsdp.without_effect:
         value = getattr(plan.fsdp, name)
         reason = plan.fsdp.unavailable(name, value)
-        yield _warning("without-effect", f"{name}: {value!r} {reason}")
+        yield warning("without-effect", f"{name}: {value!r} {reason}")
 
 
 def model_changed(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
@@ -160,7 +161,7 @@ def hooks_after_wrapping(model: nn.Module) -> Iterator[Finding]:
         if hooks[0].startswith("register_post_accumulate_grad_hook"):
             effect = "calls it with this rank's shard of the reduced gradient: rows of other ranks are not in it"
         name = plain_name(full_name, model)
-        yield _warning("hook-later", f"{name}: has a hook, {some(hooks)}, put on after wrapping; FSDP2 {effect}")
+        yield warning("hook-later", f"{name}: has a hook, {some(hooks)}, put on after wrapping; FSDP2 {effect}")
 
 
 def frozen_later(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
@@ -193,7 +194,7 @@ def _batch_norms(model: nn.Module) -> Iterator[Finding]:
             if need_gradient(list(module.parameters())):
                 names.append(plain_name(name, model))
     if names:
-        yield _warning(
+        yield warning(
             "batch-norm",
             f"{some(names)}: each rank normalizes by its own samples and has its own running statistics; only "
             "rank 0's are saved; freeze it, or on GPUs call nn.SyncBatchNorm.convert_sync_batchnorm before make_plan",
@@ -249,7 +250,7 @@ def _two_kinds_in_a_unit(plan: WrapPlan) -> Iterator[Finding]:
         if fsdp1 and unit.kind is UnitKind.MIXED:
             mixed = [other.name for other in plan.sharded_units if other.kind is UnitKind.MIXED]
             frozen = [p.name for p in unit.params if not p.trainable]
-            yield _warning(
+            yield warning(
                 "mixed-unit",
                 f"{some(mixed)}: frozen ({some(frozen)}) and trainable in one unit, and FSDP1 reduces gradients as "
                 "if all were trainable; set backend to FSDP2, or auto_wrap_policy to FROZEN_AWARE",

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..core.group import MIN_UNIT_PARAMETERS
-from ..core.lint import some
+from ..core.lint import some, warning
 from ..core.names import plain_name
 from ..core.plan import Param, UnitKind, WrapPlan
 from ..core.recompute import checkpoints_itself
@@ -30,13 +30,9 @@ def lint_cost(model: nn.Module, plan: WrapPlan, *, on_gpu: bool = False) -> tupl
     return tuple(findings)
 
 
-def _warning(code: str, message: str) -> Finding:
-    return Finding("warning", code, message)
-
-
 def _fp32_products(plan: WrapPlan) -> Iterator[Finding]:
     if plan.mostly_fp32 and torch.get_float32_matmul_precision() == "highest":  # torch's default
-        yield _warning(
+        yield warning(
             "fp32",
             "most of the model computes in fp32, in which a GPU multiplies matrices far below its rate in bf16 "
             "(TFLOP/s: H100 67 of 989, A100 19.5 of 312, RTX 4090 83 of 165); set mixed_precision to bf16, or for "
@@ -50,7 +46,7 @@ def _whole_logits(model: nn.Module) -> Iterator[Finding]:
     """Tell why a model that was asked to compute its loss in the head does not."""
     reason = getattr(model, "whole_logits", "")
     if reason and reason != SWITCHED_OFF:
-        yield _warning(
+        yield warning(
             "whole-logits",
             f"the loss is not computed in the head, so the logits of all positions are in memory at once: {reason}; "
             "lower train.batch_size or data.max_length if they do not fit",
@@ -69,7 +65,7 @@ def _left_in_root(plan: WrapPlan) -> Iterator[Finding]:
         fix = "set auto_wrap_policy to FROZEN_AWARE, or make units of their modules as well"
         if policy is AutoWrapPolicy.FROZEN_AWARE:
             fix = "use each only in its own module's forward; for a tied one in FSDP1, set backend to FSDP2"
-        yield _warning(
+        yield warning(
             "left-in-root",
             f"the root unit holds {root.numel:,} parameters (the largest is {largest.name}) from the first forward to "
             f"the end of backward; {fix}",
@@ -92,7 +88,7 @@ def _over_sharded(plan: WrapPlan) -> Iterator[Finding]:
         params += unit.params
     worst = max(params, key=lambda p: p.padded(plan.shard) - p.numel)
     times = 1 + padding_share(plan, plan.shard)
-    yield _warning(
+    yield warning(
         "over-sharded",
         f"{worst.name}: {worst.shape[0]} rows over {plan.shard} ranks; FSDP2 shards the first dim and pads it to as "
         f"many rows for each rank, so all-gathers send {times:.3g} times the weights; set sharding_strategy to "
@@ -129,7 +125,7 @@ def _inputs_require_grad(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
             # With both, what trains in a reentrant layer would get no gradient, without an error.
             fix = "set fsdp.activation_checkpointing instead of the model's own switch, which is reentrant here; or "
             fix += 'switch it on with {"use_reentrant": False}, and then call disable_input_require_grads()'
-        yield _warning(
+        yield warning(
             "inputs-require-grad",
             f"{some(only_by_inputs)}: frozen, before all that trains, and gathered again in backward, because "
             f"enable_input_require_grads() made the output of {some(embeddings)} require a gradient; {fix}",
@@ -150,7 +146,7 @@ def reentrant_layers(model: nn.Module) -> list[nn.Module]:
 def without_gradient(names: Sequence[str]) -> Iterator[Finding]:
     """Find trainable parameters to which the example's backward gave no gradient. names: theirs."""
     if names:
-        yield _warning(
+        yield warning(
             "no-gradient",
             f"{some(names)}: trainable, but the example's backward gives it no gradient: forward does not use it, or "
             "only for values that have none, such as ids of an argmax. If that is so in every step, it never learns, "

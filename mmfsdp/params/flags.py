@@ -16,6 +16,7 @@ from typing import Any, NoReturn, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from .base import ParamError, Params, did_you_mean, read_yaml
+from .numbers import WIDTH
 from .own import names_own_code
 from .run import RunParams, load
 
@@ -50,7 +51,6 @@ TITLES = {
     "fsdp": "sharding",
     "launch": "the start of the ranks",
 }
-WIDTH = 80
 ENTRY = re.compile(r"--[\w.-]+\.\d+\.[\w.-]+")
 """A flag of an entry of a list, such as --data.more.0.weight."""
 

@@ -13,6 +13,7 @@ from ..params.enums import imported
 from ..params.variables import with_variables
 from ..run.interrupt import interruptible
 from ..run.launchers.registry import launcher_named
+from .check_job import Tell
 from .check_run import LOCAL_WAIT_S, CheckRun
 from .judge import figures_of
 from .places import RUN_FOLDER
@@ -24,8 +25,6 @@ WAIT_MIN = 10.0
 
 Show = Callable[[str, Line], object]
 """Called with where a line was found, and the line, as soon as it is there."""
-Tell = Callable[[str], object]
-"""Called with what the check does now."""
 
 
 def check(

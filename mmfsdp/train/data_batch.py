@@ -94,7 +94,7 @@ def _largest(params: RunParams, processor: SampleProcessor, sources: Mapping[str
     for batch in first_batches(
         params.data, processor, batch_size=size_of_batch, seed=params.train.seed, sources=opened, number=number
     ):
-        largest = max(largest, batch.inputs(), key=_bytes)
+        largest = max(largest, batch.inputs(), key=input_bytes)
     if not largest:
         raise ParamError("data", "has no batch")
     which = f"the largest of the data's first {number} batches" if number > 1 else "the data's first batch"
@@ -103,6 +103,6 @@ def _largest(params: RunParams, processor: SampleProcessor, sources: Mapping[str
     return DataBatch(largest, which)
 
 
-def _bytes(inputs: dict[str, Any]) -> int:
-    """Return the bytes of the tensors, by which train/meters.py finds the largest batch of a run, too."""
+def input_bytes(inputs: dict[str, Any]) -> int:
+    """Return the bytes of the tensors in the keyword arguments of a forward: the largest batch has most of them."""
     return sum(tensor.nbytes for tensor in tensors_of(inputs))

@@ -19,7 +19,6 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from ..core.fake_tensors import tensors_of
 from ..core.micro_batch import StepBatch
 from ..core.plan import ring_bytes
 from ..predict.wire import CollectiveCount
@@ -27,6 +26,7 @@ from ..run.folder import last_row
 from ..run.rank_imports import bring_back
 from .callbacks import Callback, Training
 from .cpu_memory import cpu_memory
+from .data_batch import input_bytes
 from .handed_plan import shapes_of
 
 
@@ -246,11 +246,6 @@ class MemoryMeter(Callback):
         from .prepare import peak_of  # runs the model on fake tensors, while the other ranks wait
 
         result["peak"] = peak_of(training.setup.params, training.plan, largest)
-
-
-def input_bytes(inputs: dict[str, Any]) -> int:
-    """Return the bytes of the tensors in the keyword arguments of a forward."""
-    return sum(tensor.nbytes for tensor in tensors_of(inputs))
 
 
 def bytes_at_rest(model: nn.Module, optimizer: Optimizer) -> int:

@@ -23,9 +23,9 @@ from mmfsdp.run.launch import start as real_start
 from mmfsdp.run.record import TRAIN
 from mmfsdp.run.start import prepared
 from mmfsdp.train import data_batch
+from mmfsdp.train.data_batch import input_bytes
 from mmfsdp.train.handed_plan import NO_PLAN, shapes_of, take_plan
 from mmfsdp.train.job import different_units
-from mmfsdp.train.meters import input_bytes
 from mmfsdp.train.prepare import FEW_ROWS, frozen_model, kept_model, opened, peak_of, prepare, preview
 from mmfsdp.widgets.form import RunForm
 from mmfsdp.widgets.starter import Starter
