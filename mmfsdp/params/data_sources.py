@@ -20,7 +20,7 @@ class SourceTakes:
     gives_rows: bool = False
     """Its rows may be handed on as they are, not as samples: what opens it takes `as_given`."""
     elsewhere: str = ""
-    """Why its rows are not looked at before a launch, where they are not in files on this machine."""
+    """The reason why its rows are not looked at before a launch, where they are not in files on this machine."""
 
     @property
     def needs_path(self) -> bool:
