@@ -22,6 +22,6 @@ def _scale(n: float, base: int, suffixes: tuple[str, ...], digits: str) -> str:
         if n < base - 0.5 or suffix == suffixes[-1]:
             break
         n /= base
-    if n >= 100 or n == int(n):
+    if n >= 100 or float(n).is_integer():
         digits = ".0f"
     return f"{n:{digits}}{suffix}"
