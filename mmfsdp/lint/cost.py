@@ -159,7 +159,7 @@ def loss_in_pieces_of_torch(dtypes: Collection[torch.dtype]) -> Iterator[Finding
     """Find `torch.nn.functional.linear_cross_entropy` where it computes in pieces. dtypes: of its hidden states."""
     if dtypes:
         names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-        yield _warning(
+        yield warning(
             "torchs-loss",
             f"the loss is torch's linear_cross_entropy with options, of hidden states in {names}: in 16 bits it rounds "
             "the loss itself (11.000 for 11.169), and its operator has no formula of FLOPs, so the plan, MFU and the "

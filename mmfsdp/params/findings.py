@@ -18,7 +18,7 @@ class Finding:
     """Kind of the finding, by which code knows it; its words may be changed."""
     message: str
     fix: str = ""
-    """What to do; empty where the message says it, or nobody knows."""
+    """The fix; empty where the message says it, or nobody knows."""
 
     def __str__(self) -> str:
         return f"{self.message}. What to do: {self.fix}" if self.fix else self.message

@@ -35,7 +35,7 @@ from .memory import with_gathers
 from .work import Work, WorkCounter
 
 TORCHS_LOSS = "torch_nn::_linear_cross_entropy"
-"""How the names of the operators of `torch.nn.functional.linear_cross_entropy` begin (torch 2.13)."""
+"""Beginning of the names of the operators of `torch.nn.functional.linear_cross_entropy` (torch 2.13)."""
 
 
 class Recording(NamedTuple):
