@@ -131,11 +131,11 @@ def lint() -> str:
     rows: dict[str, list[str]] = {}
     calls = []
     for file in ("core/lint.py", "lint/cost.py", "compat/describe_lint.py"):
-        calls += _calls(ROOT / "mmfsdp" / file, ("_error", "_warning"))
+        calls += _calls(ROOT / "mmfsdp" / file, ("_error", "warning"))
     for call in calls:
         code, says = _text(call.args[0]), _text(call.args[1], either=True)
         assert isinstance(call.func, ast.Name)
-        level = {"_error": "error", "_warning": "warning"}[call.func.id]
+        level = {"_error": "error", "warning": "warning"}[call.func.id]
         rows.setdefault(code, [f"`{code}`", level, _cell_of(says)])
     return _table(["code", "level", "what it says, and what to do"], sorted(rows.values(), key=lambda row: row[1]))
 

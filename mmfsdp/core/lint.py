@@ -215,7 +215,7 @@ def _tied_adapters(model: nn.Module) -> Iterator[Finding]:
             continue
         others = tied.get(f"{name}.{inner}", [])
         if others:
-            yield _warning(
+            yield warning(
                 "tied-adapter",
                 f"{plain_name(name, model)}: has {what}, and is tied to {some(others)}, which does not: merged or "
                 "saved, one of the two gets the change of the other, or they drift apart; set ensure_weight_tying of "

@@ -91,7 +91,7 @@ class StartedRanks(ABC):
     """The ranks that a launcher has started, as their supervisor has them in hand."""
 
     job_id: str
-    """What the scheduler calls them."""
+    """The name that the scheduler has for them."""
 
     @abstractmethod
     def done(self) -> bool:
@@ -115,9 +115,9 @@ class Launcher(ABC):
     has_supervisor: ClassVar[bool] = True
     """A process on the machine that launches watches the ranks. Else `submit` is called, and rank 0 has a watchdog."""
     place: ClassVar[str] = "a scheduler of your own"
-    """Where the ranks are, in words."""
+    """The place of the ranks, in words."""
     checks: ClassVar[str] = "this machine"
-    """What `mmfsdp check` looks at, in words."""
+    """The place that `mmfsdp check` looks at, in words."""
     fields: ClassVar[tuple[str, ...]] = ()
     """The launch fields of params.launching.SLURM_FIELDS that it uses; of those in the registry, FIELDS_OF tells."""
     array: ClassVar[str] = ""
