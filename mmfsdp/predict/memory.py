@@ -246,7 +246,8 @@ class StepWalk:
             if event.event not in ("pre_forward", "post_forward"):
                 self.phase = "backward"
             self.order = unit.order
-            self.events += 1
+            if event.event != "free_reduce_input":  # so that all ways to wrap a model have the same number of events
+                self.events += 1
             # Autograd adds to the gradients of earlier micro-steps in place; FSDP1 makes a new flat one each time.
             in_place = self.accumulated.total > 0 and not self.fsdp1
             self.activations, activations_after = event.peak, event.allocated

@@ -78,7 +78,7 @@ class Snapshot:
 
     @cached_property
     def stopped(self) -> str:
-        """Why a callback has ended the training before its last step; empty if none has, or if it goes on."""
+        """The reason why a callback ended the training before its last step; empty if none has, or if it goes on."""
         _ = self.values
         return str(read_result(self.folder).get("stopped", ""))[:MAX_REASON]
 

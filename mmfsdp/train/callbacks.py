@@ -122,9 +122,9 @@ class Training:
     average: MovingAverage | None = None
     """The moving average of the weights, with `train.ema`."""
     stop_asked: str = ""
-    """Why a callback of this rank wants the run to end, with its name; the other ranks do not know it yet."""
+    """The reason why a callback of this rank wants the run to end, with its name; the other ranks do not know it yet."""
     stopped: str = ""
-    """Why the run ends before its last step; empty if it does not. All ranks learn it in the same step."""
+    """The reason why the run ends before its last step; empty if it does not. All ranks learn it in the same step."""
     profiled: bool = False
     """The next step is recorded by the profiler, so nothing else should run before it."""
     callbacks: Callbacks = field(init=False)

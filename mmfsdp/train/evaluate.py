@@ -167,8 +167,7 @@ def caption_held_out(folder: Path, *, best: bool = False, beat: Callable[[str], 
     """Caption new pictures, write result.json and the first pictures in the folder. Returns the result.
 
     `best`: with the checkpoint that `train.keep_best` kept. With the moving average of the weights where the checkpoint
-    has one, as in all evaluations. `beat` is called with what comes
-    next, such as a tensor or a batch.
+    has one, as in all evaluations. `beat` is called with what comes next, such as a tensor or a batch.
 
     Keys: seconds: from the launch to the end of the training, and of captioning; caption_step: of the checkpoint,
     the last one unless the run was broken off; caption_device: where captions were made; heldout_exact_match,
@@ -176,6 +175,7 @@ def caption_held_out(folder: Path, *, best: bool = False, beat: Callable[[str], 
     is right; captions: picture file, truth, caption and split of the first few; no_captions: why there are none.
     """
     start = time.time()
+    check_no_replay(folder, "captioned or exported")  # which has no checkpoint to look for
     average = has_average(chosen_checkpoint(folder, best=best))
     params, model, processor = load_run(folder, best=best, ema=average, beat=beat)
     result: dict[str, Any] = read_json(folder / "result.json") or {}
