@@ -122,7 +122,7 @@ class Training:
     average: MovingAverage | None = None
     """The moving average of the weights, with `train.ema`."""
     stop_asked: str = ""
-    """The reason why a callback of this rank wants the run to end, with its name; the other ranks do not know it yet."""
+    """The reason why a callback of this rank ends the run, with its name; the other ranks do not know it yet."""
     stopped: str = ""
     """The reason why the run ends before its last step; empty if it does not. All ranks learn it in the same step."""
     profiled: bool = False
