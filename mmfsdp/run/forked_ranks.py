@@ -27,7 +27,7 @@ from .fork import Fork, fork, may_fork, set_output, without_threads
 from .hang import Heartbeat
 from .placement import is_on_cpu
 from .rank_imports import rank_imports
-from .record import SITE_CHECK, TRAININGS, RunRecord
+from .record import ENTRIES, SITE_CHECK, RunRecord
 
 POLL_S = 0.02
 CALL_TIMEOUT_S = 60.0
@@ -85,10 +85,12 @@ def fork_ranks(folder: Path) -> None:
 
 def import_entry(folder: Path, record: RunRecord) -> None:
     """Import what this package's own entries call. A person's code may start threads: each rank imports it."""
-    module, _, name = record.entry.partition(":")
+    if record.entry not in ENTRIES:
+        return
+    module, _, name = ENTRIES[record.entry].partition(":")
     if record.entry == SITE_CHECK:
         getattr(import_module(module), name)
-    elif record.entry in TRAININGS:
+    else:
         params = RunParams.from_yaml(folder / "params.yaml")
         with rank_imports(params):
             getattr(import_module(module), name)

@@ -18,7 +18,7 @@ def launch(params: RunParams | Prepared, *, entry: str = TRAIN, tell: Callable[[
 
     Args:
         params: The parameters of the run, or what `train.prepare` made of them.
-        entry: The function that every rank calls with the run folder, as "module:function" (see record.py). The
+        entry: What every rank runs, by its name: "train" or "train_and_caption" (see record.py). The
             variables of torch.distributed are set. Only a training is planned.
         tell: Called with each finding of the plan. Default: a Python warning.
 

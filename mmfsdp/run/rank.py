@@ -29,7 +29,7 @@ from .local import process_start
 from .own_code import use_code_of
 from .preempt import PREEMPT_SIGNAL, Preempted, listen_for_preemption, preemption_requested
 from .rank_imports import rank_imports
-from .record import SITE_CHECK, TRAININGS, RunRecord, check_entry
+from .record import SITE_CHECK, TRAININGS, RunRecord, function_of
 from .slurm_state import PREEMPTED_FILE
 
 SETTLE_S = 3.0
@@ -71,7 +71,7 @@ def run_rank(folder: str) -> None:
             add_event(path, "requeued", step=last_row(path).get("step", 0), text=text)
         Heartbeat(path, place.global_rank)("importing")  # torch and transformers, which takes seconds, or minutes
         use_code_of(path)
-        module, _, name = check_entry(record.entry).partition(":")
+        module, _, name = function_of(record.entry).partition(":")
         params = RunParams.from_yaml(path / "params.yaml") if record.entry in TRAININGS else None
         with rank_imports(params):
             entry = getattr(import_module(module), name)

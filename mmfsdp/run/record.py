@@ -15,13 +15,21 @@ from ..params.own import PATH
 from .folder import NUMBER, Row, Types, of_types, read_json, write_json
 from .reasons import CANCELLING, Reason
 
-TRAIN = "mmfsdp.train:run"
-TRAIN_AND_CAPTION = "mmfsdp.train.evaluate:train_and_caption"
+TRAIN, TRAIN_AND_CAPTION, SITE_CHECK = "train", "train_and_caption", "check"
 TRAININGS = (TRAIN, TRAIN_AND_CAPTION)
-SITE_CHECK = "mmfsdp.site_check.rank_facts:write_facts"
-ENTRIES = (*TRAININGS, SITE_CHECK)
-"""The functions that ranks may call. run.json names one of them: whoever resumes another person's folder must not
-import what that person has written there."""
+ENTRIES = {
+    TRAIN: "mmfsdp.train:run",
+    TRAIN_AND_CAPTION: "mmfsdp.train.evaluate:train_and_caption",
+    SITE_CHECK: "mmfsdp.site_check.rank_facts:write_facts",
+}
+"""Name of an entry -> the function that ranks call. run.json has the name: whoever resumes another person's folder must
+not import what that person has written there, and a run can be resumed after a function has moved."""
+_NAMED = {
+    "mmfsdp.train:run": TRAIN,
+    "mmfsdp.train.evaluate:train_and_caption": TRAIN_AND_CAPTION,
+    "mmfsdp.site_check.rank_facts:write_facts": SITE_CHECK,
+}
+"""The function that run.json had before entries had names -> its entry."""
 
 REPLAY = "replay"
 """The executor of a run folder that a player writes from a recording: it has no ranks (player.py)."""
@@ -220,7 +228,7 @@ class RunRecord:
     executor: str
     """Launcher of the ranks: local, slurm, srun, or an import path; or replay, which has none."""
     entry: str
-    """The function that every rank calls with the run folder, as module:function."""
+    """The function that every rank calls with the run folder: a name of ENTRIES."""
     ranks: int
     steps: int
     threads: int
@@ -269,6 +277,7 @@ class RunRecord:
         types = {f.name: kinds[str(f.type)] for f in fields(cls)}
         known = of_types({name: value for name, value in values.items() if name in types}, types)
         known = {name: value[:MAX_REASON] if isinstance(value, str) else value for name, value in known.items()}
+        known["entry"] = entry_named(known.get("entry", ""))
         try:
             record = cls(**known)
         except TypeError:  # a field is missing, or its value is of another type
@@ -282,14 +291,23 @@ def names_launcher(name: str) -> bool:
     return name in (*Executor, REPLAY) or PATH.fullmatch(name) is not None
 
 
+def entry_named(entry: str) -> str:
+    """Return the name of an entry that a record names, maybe by its function, as earlier records do."""
+    return _NAMED.get(entry, entry)
+
+
 def check_entry(entry: str) -> str:
-    """Return the name of an entry function. Raises ParamError for one that is not in ENTRIES."""
-    if entry in ENTRIES:
-        return entry
+    """Return the name of an entry. Raises ParamError for one that is not in ENTRIES."""
+    entry = entry_named(entry)
     module = entry.partition(":")[0]
-    if module and module in os.environ.get(ENTRIES_VARIABLE, "").split(","):
+    if entry in ENTRIES or (module and module in os.environ.get(ENTRIES_VARIABLE, "").split(",")):
         return entry
     raise ParamError("entry", f"{entry!r} is not an entry of mmfsdp; it must be {TRAIN} or {TRAIN_AND_CAPTION}")
+
+
+def function_of(entry: str) -> str:
+    """Return the function of an entry as module:function. Raises ParamError for one that is not in ENTRIES."""
+    return ENTRIES.get(check_entry(entry), entry)
 
 
 RANK_TYPES: Types = {

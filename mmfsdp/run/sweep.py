@@ -48,7 +48,7 @@ from .interrupt import interruptible
 from .launchers.registry import launcher_named
 from .own_code import read_code, read_versions, write_code
 from .pretraining import pretrains
-from .record import TRAIN_AND_CAPTION, RunState, Status, because, check_entry
+from .record import TRAIN_AND_CAPTION, RunState, Status, because, check_entry, entry_named
 from .site import settled
 from .snapshot import Snapshot
 from .start import make_folder, prepared, start, start_detached, start_trackers, warn
@@ -155,6 +155,7 @@ class Sweep:
     def __init__(self, path: PathLike):
         self.path = Path(os.path.expanduser(path)).absolute()
         self.content: dict[str, Any] = of_types(read_json(self.path / SWEEP_FILE) or {}, SWEEP_TYPES)
+        self.content["entry"] = entry_named(self.content.get("entry", ""))
         """created, at_once, entry, members, and pretrain: whether backbones of members were missing at the launch."""
         self.members: dict[str, Values] = {}
         """Name of each member -> the parameters in which it differs from base.yaml."""

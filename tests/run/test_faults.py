@@ -116,7 +116,7 @@ def test_a_full_shared_memory_is_told_as_such(tmp_path):
 def test_a_run_whose_loss_is_not_finite_completes_and_is_not_ok(start, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # each process of the run prints what it imports
     changes = {"train.lr": 1e30, "train.warmup_steps": 0, "train.steps": 8, "train.eval_every": 4}
-    run = start("mmfsdp.train:run", **changes)
+    run = start("train", **changes)
     state = run.wait(240)
     assert str(state) == "COMPLETED, 7 of 8 steps skipped: loss not finite since step 2" and not state.ok
     assert cli.main(["watch", str(run.path)]) == 1

@@ -321,7 +321,7 @@ def test_a_run_is_stopped_when_its_time_is_up(start, tmp_path):
 
 @pytest.mark.real
 def test_an_entry_that_is_not_known_is_neither_launched_nor_resumed(start, tmp_path):
-    with pytest.raises(ParamError, match="entry: 'os:abort' is not an entry of mmfsdp; it must be mmfsdp.train:run"):
+    with pytest.raises(ParamError, match="entry: 'os:abort' is not an entry of mmfsdp; it must be train"):
         launch(light(tmp_path), entry="os:abort")
     assert list(tmp_path.iterdir()) == []
     run = start("sleep")

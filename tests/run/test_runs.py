@@ -91,7 +91,9 @@ def test_half_rows_and_damaged_rows_are_skipped(tmp_path):
 
 def test_an_entry_is_one_of_few(monkeypatch):
     monkeypatch.delenv("MMFSDP_ENTRIES", raising=False)
-    assert check_entry("mmfsdp.train:run") == "mmfsdp.train:run"
+    assert check_entry("train") == "train"
+    former = "mmfsdp.train.evaluate:train_and_caption"
+    assert check_entry(former) == "train_and_caption", "run.json of a run before entries had names"
     for entry in ("os:system", "mmfsdp.train:build", "somebody.elses:code", ""):
         with pytest.raises(ParamError, match="entry: .* is not an entry of mmfsdp"):
             check_entry(entry)
