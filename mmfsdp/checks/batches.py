@@ -16,6 +16,7 @@ from ..data.batch import IMAGE, Sample
 from ..data.corrupt import CorruptRecord
 from ..data.media import PICTURE, PICTURE_NAME, media_of
 from ..data.processor import SampleProcessor
+from ..data.row_values import PICTURE_KEYS
 from ..data.sources import Splits
 from ..data.stream import GivenRow
 from ..models.kinds import kind_of
@@ -25,8 +26,8 @@ TEXT_TOKENS = 32
 """Tokens of a row of random values, beside those of its picture."""
 MAX_ROWS = 1000
 """Rows that are looked at for some that can be used."""
-PICTURE_KEYS = ("image", "images", "picture", "pictures", "video", "videos", "pixels")
-"""Keys of pictures that are tensors or arrays, which only a person's own reader and processor know."""
+TENSOR_KEYS = (*PICTURE_KEYS, "pictures", "video", "videos", "pixels")
+"""Keys of pictures that may be tensors or arrays, which only a person's own reader and processor know."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def strip_pictures(row: Any) -> Any:
 
 def _is_picture(key: str, value: Any) -> bool:
     """Return whether a row has a picture under a key: by what it is, or by the key where it is a tensor."""
-    return key in PICTURE_KEYS or media_of(value) in (PICTURE, PICTURE_NAME)
+    return key in TENSOR_KEYS or media_of(value) in (PICTURE, PICTURE_NAME)
 
 
 def random_batches(model: nn.Module, params: RunParams, ranks: int) -> TrialBatches:

@@ -37,13 +37,6 @@ class DataSource(Choice):
     takes: SourceTakes
     """The parameters that it reads."""
 
-    def __new__(cls, value: str, description: str, code: str, takes: SourceTakes) -> DataSource:
-        """Return a member that equals its value."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.description, member.code, member.takes = description, code, takes
-        return member
-
     SHAPES = (
         "shapes",
         "Pictures of colored shapes, drawn on the fly; needs nothing on disk.",

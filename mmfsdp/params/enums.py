@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from enum import Enum
 from importlib import import_module
+from inspect import get_annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,18 +20,24 @@ def imported(path: str) -> Any:
 
 
 class Choice(str, Enum):
-    """A string enum whose members have a description, and print as their value: so do YAML, JSON and flags."""
+    """A string enum whose members have a description, and print as their value: so do YAML, JSON and flags.
+
+    A class that annotates further attributes has their values, in order, behind the code of each member.
+    """
 
     description: str
     """The meaning of the choice in one sentence, for the form, the help and the reference pages."""
     code: str
     """Import path of its code, such as `mmfsdp.shapes.shapes_source:open_shapes`; empty where it needs none."""
 
-    def __new__(cls, value: str, description: str = "", code: str = "") -> Choice:
-        """Return a member that equals its value."""
+    def __new__(cls, value: str, description: str = "", code: str = "", *more: Any) -> Choice:
+        """Return a member that equals its value. more: values of the attributes that its class adds."""
         member = str.__new__(cls, value)
         member._value_ = value
         member.description, member.code = description, code
+        added = get_annotations(cls) if more else {}
+        for name, item in zip(added, more, strict=True):
+            setattr(member, name, item)
         return member
 
     def load(self) -> Any:
@@ -200,17 +207,13 @@ class Device(Choice):
 
 
 class TrackerKind(Choice):
-    """A program that shows the metrics of runs. A new one is an entry here and a class; see run/track.py."""
+    """A program that shows the metrics of runs. A new one is an entry here and a class; see run/track.py.
+
+    Its value is the name of the package that it needs.
+    """
 
     view: str
     """The command that shows what it has of a folder, which stands for `{folder}`."""
-
-    def __new__(cls, value: str, description: str = "", code: str = "", view: str = "") -> TrackerKind:
-        """Return a member that equals its value, which is the name of the package that it needs."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.description, member.code, member.view = description, code, view
-        return member
 
     TENSORBOARD = (
         "tensorboard",

@@ -82,13 +82,6 @@ class ModelKind(Choice):
     takes: KindParams
     """The parameters that it reads."""
 
-    def __new__(cls, value: str, description: str, code: str, takes: KindParams) -> ModelKind:
-        """Return a member that equals its value."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.description, member.code, member.takes = description, code, takes
-        return member
-
     FLAMINGO = (
         "flamingo",
         "By gated cross-attention between its layers.",

@@ -17,13 +17,6 @@ class OptimizerKind(Choice):
     states: float
     """Tensors as large as a parameter, and of its dtype, that it keeps for each: memory is predicted from this."""
 
-    def __new__(cls, value: str, description: str, code: str, states: float) -> OptimizerKind:
-        """Return a member that equals its value."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.description, member.code, member.states = description, code, states
-        return member
-
     ADAMW = (
         "adamw",
         "Adam with decoupled weight decay (Loshchilov and Hutter 2019); keeps two moments.",
