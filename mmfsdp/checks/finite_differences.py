@@ -54,13 +54,13 @@ def check_derivatives(trial: Trial) -> Line:
     count = sum(p.numel() for p in model.parameters())
     if count > MAX_PARAMETERS:
         words = f"not checked: {count / 1e6:,.0f} M parameters are too many (the limit is {MAX_PARAMETERS / 1e6:.0f} M)"
-        return Line(NAME, NOTE, words)
+        return Line(NOTE, NAME, words)
     fill_zeros(model)
     try:
         in_float64(model.eval())
         found = missing_shares(model, lambda: trial.loop.loss(model, trial.batch), trial.forward_has_collectives)
     except (ParamError, RuntimeError, TypeError, ValueError) as error:
-        return Line(NAME, NOTE, f"not checked: the forward cannot run in float64 ({str(error).strip()[:200]})")
+        return Line(NOTE, NAME, f"not checked: the forward cannot run in float64 ({str(error).strip()[:200]})")
     wrong = [name for names, share, _ in found if share > TOLERANCE for name in names]
     largest = max([share for _, share, _ in found], default=0.0)
     if wrong and trial.forward_has_collectives:
@@ -71,17 +71,17 @@ def check_derivatives(trial: Trial) -> Line:
             how = f"is {1 / trial.ranks:.2f} of"
         words = f"in {parts(wrong, trial.trainable)} the gradient {how} the derivative of the loss of all ranks: what a"
         fix = "gather with a gradient: torch.distributed.nn.functional.all_gather"
-        return Line(NAME, WRONG, f"{words} collective in the forward returns carries no gradient to other ranks", fix)
+        return Line(WRONG, NAME, f"{words} collective in the forward returns carries no gradient to other ranks", fix)
     if wrong:
         words = (
             f"a part of the gradient is missing in {parts(wrong, trial.trainable)}: autograd and finite differences "
         )
         fix = "look for .detach(), .item(), .data or torch.no_grad() on a part of the way from there to the loss"
-        return Line(NAME, WRONG, f"{words}of the loss differ by {largest:.0%}", fix)
+        return Line(WRONG, NAME, f"{words}of the loss differ by {largest:.0%}", fix)
     if not found:
-        return Line(NAME, NOTE, "not checked: the loss hardly depends on any trainable part of the model")
+        return Line(NOTE, NAME, "not checked: the loss hardly depends on any trainable part of the model")
     words = f"in {len(found)} parts of the model the gradient is the derivative of the loss"
-    return Line(NAME, OK, f"{words} (largest difference {largest:.0e})")
+    return Line(OK, NAME, f"{words} (largest difference {largest:.0e})")
 
 
 def in_float64(model: nn.Module) -> None:

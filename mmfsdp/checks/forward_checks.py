@@ -38,8 +38,8 @@ def check_registered(trial: Trial) -> Line:
     """Every module and parameter that trains is registered in the model."""
     names = unregistered(trial.plain)
     if names:
-        return Line("registered", WRONG, UNREGISTERED.format(list_all(names)), REGISTER)
-    return Line("registered", OK, "all parameters are in the model's list")
+        return Line(WRONG, "registered", UNREGISTERED.format(list_all(names)), REGISTER)
+    return Line(OK, "registered", "all parameters are in the model's list")
 
 
 def unregistered(model: nn.Module) -> list[str]:
@@ -105,12 +105,12 @@ def check_same_code(trial: Trial) -> Line:
                 how = "does so less often" if differing[0] in by_rank[skips][0] else "does not"
                 words = f"rank {runs} runs {layers}, and rank {skips} {how}, for the same batch"
                 fix = "run every layer on every rank: no branch of a forward may depend on the rank"
-                return Line("same code", WRONG, words, fix)
+                return Line(WRONG, "same code", words, fix)
             if abs(other_loss - first_loss) > EQUAL * max(abs(first_loss), 1e-3):
                 words = f"batch {number} has the loss {first_loss:.6g} on rank 0 and {other_loss:.6g} on rank {rank}"
                 fix = "look for code in the forward that depends on the rank"
-                return Line("same code", WRONG, words, fix)
-    return Line("same code", OK, "a batch has the same loss on all ranks, by the same modules")
+                return Line(WRONG, "same code", words, fix)
+    return Line(OK, "same code", "a batch has the same loss on all ranks, by the same modules")
 
 
 def outermost(names: Sequence[str]) -> list[str]:
@@ -150,13 +150,13 @@ def check_written(trial: Trial) -> Line:
     by_rank = gather_json(written)
     if of_parameters:
         words = f"forward writes to {list_all(of_parameters)}: FSDP drops what is written to a gathered parameter, and"
-        return Line("written", WRONG, f"{words} with DDP ranks differ", fix)
+        return Line(WRONG, "written", f"{words} with DDP ranks differ", fix)
     names = sorted(set().union(*by_rank))
     differing = [name for name in names if len({values.get(name) for values in by_rank}) > 1]
     if differing:
         words = f"forward writes to {list_all(differing)}, on each rank by its own samples; rank 0's is saved"
-        return Line("written", WRONG, words, "sum over ranks what it is updated with (dist.all_reduce)")
-    return Line("written", OK, "a forward writes to no parameter, and to buffers the same on all ranks")
+        return Line(WRONG, "written", words, "sum over ranks what it is updated with (dist.all_reduce)")
+    return Line(OK, "written", "a forward writes to no parameter, and to buffers the same on all ranks")
 
 
 def state_digests(model: nn.Module) -> dict[str, int]:
@@ -188,22 +188,22 @@ def check_random(trial: Trial) -> Line:
     fix = "set no seed in a forward; torch.random.fork_rng keeps the state, and seed by the rank and the step in it"
     if set_here:
         words = f"forward sets the state of {list_all(set_here)}: dropout masks and shuffles are the same from then on"
-        return Line("random", WRONG, words, fix)
+        return Line(WRONG, "random", words, fix)
     dropout = []
     for name, modes in noted.modes.items():
         if True in modes and not isinstance(model.get_submodule(name), _NormBase):
             dropout.append(name)
     if dropout and not trial.draws and losses[0] == losses[1]:
         words = f"dropout draws the same mask in every forward: {list_all(dropout)}"
-        return Line("random", WRONG, words, fix)
-    return Line("random", OK, "a forward sets no seed")
+        return Line(WRONG, "random", words, fix)
+    return Line(OK, "random", "a forward sets no seed")
 
 
 def check_forward_modes(trial: Trial) -> Line:
     """The forward leaves its modules in the modes that it was given: for configurations, whose loop sets them."""
     if trial.left_in_eval:
         words = f"forward sets eval mode for {list_all(outermost(trial.left_in_eval))}"
-        return Line("mode", WRONG, words, "leave modes to the loop: no forward should call eval()")
+        return Line(WRONG, "mode", words, "leave modes to the loop: no forward should call eval()")
     return line_of_modes(trial.plain, [trial.modes] if trial.modes else [])
 
 
@@ -218,4 +218,4 @@ def check_batch_norms(trial: Trial) -> Line | None:
         return None
     words = f"{list_all(names)}: each rank normalizes by its own samples, and only rank 0's statistics are saved"
     fix = "freeze it, or call nn.SyncBatchNorm.convert_sync_batchnorm(model) before wrapping, on GPUs"
-    return Line("batch norm", WRONG, words, fix)
+    return Line(WRONG, "batch norm", words, fix)

@@ -62,11 +62,11 @@ def verify_run(params: RunParams) -> Report:
         small, processor = write_trial(params, folder)
         check_memory(kept_model(small)[0], psutil.virtual_memory().available)
         lines = lines_from_ranks(verify_folder, str(folder), timeout_s=TIMEOUT_S)
-        why_not = "the ranks would fail in it, too" if lines[0].check == LOST_RANKS else ""
+        why_not = "the ranks would fail in it, too" if lines[0].code == LOST_RANKS else ""
         if processor is None:
             why_not = "there is no tokenizer on this machine"
         if why_not:
-            lines += [Line(check, NOTE, f"not checked: {why_not}") for check in ("resume", "export")]
+            lines += [Line(NOTE, check, f"not checked: {why_not}") for check in ("resume", "export")]
         else:
             lines += check_resume(small, folder)
     return Report(tuple(lines))

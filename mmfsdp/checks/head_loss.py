@@ -27,7 +27,7 @@ def check_head_loss(trial: Trial) -> Line | None:
     undo_loss_in_head(model)
     of_logits = float(loss_of(model(**inputs)))
     if abs(in_head - of_logits) <= TOLERANCE * max(abs(of_logits), 1e-6):
-        return Line("head loss", OK, f"{in_head:.4g} in the head, as with whole logits")
+        return Line(OK, "head loss", f"{in_head:.4g} in the head, as with whole logits")
     words = f"{in_head:.6g} in the head, and {of_logits:.6g} with whole logits"
     fix = "compute loss_positions from the labels of the same batch; else set model.loss_in_head to false"
-    return Line("head loss", WRONG, words, fix)
+    return Line(WRONG, "head loss", words, fix)

@@ -73,12 +73,12 @@ def check_resume(params: RunParams, folder: Path) -> list[Line]:
     before = rows_of(run)
     if KILLED not in before:
         return [
-            Line("resume", WRONG, f"the run ended before step {KILLED}: {error}", "correct the error that it names")
+            Line(WRONG, "resume", f"the run ended before step {KILLED}: {error}", "correct the error that it names")
         ]
     params.to_yaml(run / "params.yaml")
     error = train_on_ranks(run)
     if error:
-        return [Line("resume", WRONG, f"the killed run cannot be resumed: {error}", "correct the error that it names")]
+        return [Line(WRONG, "resume", f"the killed run cannot be resumed: {error}", "correct the error that it names")]
     return [_compare(before, rows_of(run)), check_export(run, params, folder / "exported")]
 
 
@@ -92,16 +92,16 @@ def check_export(run: Path, params: RunParams, to: Path) -> Line:
         with own_code_of(run, params):
             load = layout_of(params.model, LAYOUTS[0]).load
             if load is None:
-                return Line("export", NOTE, f"written, and not loaded: this kind's layout {LAYOUTS[0]} says not how")
+                return Line(NOTE, "export", f"written, and not loaded: this kind's layout {LAYOUTS[0]} says not how")
             losses = [loss_on(each, batch) for each in (model, load(params, to))]
     except Exception as error:
         words = f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_WORDS]}"
-        return Line("export", WRONG, f"the run's export fails: {words}", "give the model a state dict that loads again")
+        return Line(WRONG, "export", f"the run's export fails: {words}", "give the model a state dict that loads again")
     if abs(losses[0] - losses[1]) > TOLERANCE * max(abs(losses[0]), 1e-3):
         words = f"the loaded export has the loss {losses[1]:.6g}, and the run's model {losses[0]:.6g}"
         fix = "keep all that the forward needs in parameters and persistent buffers"
-        return Line("export", WRONG, words, fix)
-    return Line("export", OK, f"it loads, and has the loss of the run's model, {losses[0]:.4g}")
+        return Line(WRONG, "export", words, fix)
+    return Line(OK, "export", f"it loads, and has the loss of the run's model, {losses[0]:.4g}")
 
 
 @torch.no_grad()
@@ -118,9 +118,9 @@ def _compare(before: dict[int, Any], after: dict[int, Any]) -> Line:
                 words = f"{figure} of step {step} was {before[step][figure]:.8g}, and after kill and resume it is "
                 fix = "draw random numbers from the global generators of Python, NumPy and torch, and keep what the "
                 fix += "forward remembers in buffers: a checkpoint holds these"
-                return Line("resume", WRONG, f"{words}{after[step][figure]:.8g}", fix)
+                return Line(WRONG, "resume", f"{words}{after[step][figure]:.8g}", fix)
     words = f"killed after step {KILLED}, resumed from step {SAVED}: the loss and the norm are equal to the last bit"
-    return Line("resume", OK, words)
+    return Line(OK, "resume", words)
 
 
 def rows_of(run: Path) -> dict[int, Any]:

@@ -40,21 +40,21 @@ def check_labels(trial: Trial) -> Line | None:
             pictures = tokens.picture_tokens() & set(tokens.labels.unique().tolist())
             if pictures:
                 words = f"token {min(pictures)}, which stands for a picture, is in the labels of rank {rank}'s batch"
-                return Line("labels", WRONG, words, "set the labels of pictures to -100")
+                return Line(WRONG, "labels", words, "set the labels of pictures to -100")
             counted += int(counts.sum())
             prompts.append(shared_beginning(tokens))
     if masked:
         words = f"all labels of rank {masked[0]}'s batch are masked (-100): its loss is 0/0"
         fix = "look at how the answer is found in the tokens; leave out rows without one, or raise the length"
-        return Line("labels", WRONG, words, fix)
+        return Line(WRONG, "labels", words, fix)
     if trial.loop.labels_of_prompt:
         words = "a row with a longer prompt has more labels: the prompt counts in the loss, as the answer does"
-        return Line("labels", WRONG, words, "set the labels of the prompt to -100")
+        return Line(WRONG, "labels", words, "set the labels of the prompt to -100")
     text = f"each batch has labels that count, {counted} in all"
     if min(prompts) >= MIN_SHARED:
         text += f"; all rows begin with the same {min(prompts)} of them: a prompt, if it is one, should be masked"
-        return Line("labels", NOTE, text)
-    return Line("labels", OK, text)
+        return Line(NOTE, "labels", text)
+    return Line(OK, "labels", text)
 
 
 def shared_beginning(tokens: TokenBatch) -> int:
@@ -72,10 +72,10 @@ def check_shift(trial: Trial) -> Line | None:
     if tokens.labels is None:
         return None
     if shift is None:
-        return Line("shift", NOTE, "not checked: the labels are not tokens of input_ids")
+        return Line(NOTE, "shift", "not checked: the labels are not tokens of input_ids")
     place = middle_of_text(tokens, shift)
     if place is None:
-        return Line("shift", NOTE, "not checked: no label is in the middle of a text")
+        return Line(NOTE, "shift", "not checked: no label is in the middle of a text")
     row, column = place
     labels = tokens.only([place])
     predicted = column + shift
@@ -85,18 +85,18 @@ def check_shift(trial: Trial) -> Line | None:
             seen.append(position - predicted)
     if 1 in seen:
         words = "a label is predicted from the tokens after it, too, and from itself"
-        return Line("shift", WRONG, words, "give every layer a causal mask (is_causal=True), in packed rows as well")
+        return Line(WRONG, "shift", words, "give every layer a causal mask (is_causal=True), in packed rows as well")
     if 0 in seen:
         words = "a label is predicted from the token that it is: labels are not shifted"
-        return Line("shift", WRONG, words, "compare logits[:, :-1] with labels[:, 1:]")
+        return Line(WRONG, "shift", words, "compare logits[:, :-1] with labels[:, 1:]")
     if -1 not in seen and -2 in seen:
         fix = "pass labels that are not shifted, or do not shift them in the loss"
         where = "in the batch, and again in the model" if shift == 1 else "both times in the model"
         words = f"labels are shifted twice, {where}: a label is predicted without the token before it"
-        return Line("shift", WRONG, words, fix)
+        return Line(WRONG, "shift", words, fix)
     if -1 not in seen:
-        return Line("shift", NOTE, "not checked: the loss hardly depends on the tokens before a label")
-    return Line("shift", OK, "a label is predicted from the token before it, and not from itself")
+        return Line(NOTE, "shift", "not checked: the loss hardly depends on the tokens before a label")
+    return Line(OK, "shift", "a label is predicted from the token before it, and not from itself")
 
 
 def middle_of_text(tokens: TokenBatch, shift: int) -> tuple[int, int] | None:
@@ -142,7 +142,7 @@ def check_mean(trial: Trial) -> Line | None:
     rows = sorted(range(len(tokens.labels)), key=lambda row: -len(tokens.counted(row)))
     columns = tokens.counted(rows[0])
     if len(columns) < MIN_SHARED:
-        return Line("mean", NOTE, "not checked: too few labels count")
+        return Line(NOTE, "mean", "not checked: too few labels count")
 
     def loss(*places: tuple[int, int]) -> float:
         return tokens.loss(trial.loop.loss, labels=tokens.only(places))
@@ -152,18 +152,18 @@ def check_mean(trial: Trial) -> Line | None:
     losses = {place: loss(place) for place in [(rows[0], column) for column in columns[:-2][:MAX_TRIED]]}
     usable = [place for place, value in losses.items() if math.isfinite(value)]
     if not usable:
-        return Line("mean", NOTE, "not checked: the loss of a label alone is not finite")
+        return Line(NOTE, "mean", "not checked: the loss of a label alone is not finite")
     one = max(usable, key=lambda place: abs(losses[place] - loss_of_two))
     together, alone = loss(one, *two), loss(one)
     if not math.isfinite(together):
-        return Line("mean", NOTE, "not checked: the loss of some labels alone is not finite")
+        return Line(NOTE, "mean", "not checked: the loss of some labels alone is not finite")
     fix = "sum the losses of all labels that are not -100, and divide by their number (reduction='mean')"
     if is_equal(together, alone + loss_of_two):
         words = "the sum over the labels is divided by a number that does not depend on them, as that of all positions"
-        return Line("mean", WRONG, words, fix)
+        return Line(WRONG, "mean", words, fix)
     if not is_equal(together, (alone + 2 * loss_of_two) / 3):
         words = "the loss of three labels is not the mean of their losses: masked labels count, or some weigh more"
-        return Line("mean", WRONG, words, fix)
+        return Line(WRONG, "mean", words, fix)
     others = tokens.counted(rows[1])[-2:] if len(rows) > 1 else []
     if len(others) == 2:
         two = [(rows[1], column) for column in others]
@@ -172,8 +172,8 @@ def check_mean(trial: Trial) -> Line | None:
         if not is_equal(together, by_tokens):
             of_rows = is_equal(together, by_rows) or is_equal(together, alone + loss_of_two)
             how = "a mean over rows of the means of their labels" if of_rows else "no mean over the labels of all rows"
-            return Line("mean", WRONG, f"the loss is {how}: a label of a short row weighs more", fix)
-    return Line("mean", OK, "the loss is a mean over the labels that count")
+            return Line(WRONG, "mean", f"the loss is {how}: a label of a short row weighs more", fix)
+    return Line(OK, "mean", "the loss is a mean over the labels that count")
 
 
 def is_equal(a: float, b: float) -> bool:
@@ -193,10 +193,10 @@ def check_padding(trial: Trial) -> Line | None:
         counted = (tokens.labels != IGNORED_LABEL) & padding.roll(-shift, dims=1)
         if counted.any():
             words = f"{int(counted.sum())} labels of rank {rank}'s batch are padding"
-            return Line("padding", WRONG, words, "mask them: labels[attention_mask == 0] = -100")
+            return Line(WRONG, "padding", words, "mask them: labels[attention_mask == 0] = -100")
         found_padding |= bool(padding.any())
     if not found_padding:
-        return Line("padding", NOTE, "not checked: no batch here has padding")
+        return Line(NOTE, "padding", "not checked: no batch here has padding")
     for batch in trial.loop.batches:
         tokens = TokenBatch(batch, trial.plain)
         padding = tokens.padding()
@@ -208,8 +208,8 @@ def check_padding(trial: Trial) -> Line | None:
         if is_moved(before, after):
             words = f"other tokens in the padding change the loss, from {before:.6g} to {after:.6g}"
             fix = "pass attention_mask on to every layer, and leave labels of -100 out of the loss"
-            return Line("padding", WRONG, f"{words}: it is attended to, or counts in the loss", fix)
-    return Line("padding", OK, "it has no label, and its tokens have no effect on the loss")
+            return Line(WRONG, "padding", f"{words}: it is attended to, or counts in the loss", fix)
+    return Line(OK, "padding", "it has no label, and its tokens have no effect on the loss")
 
 
 def check_copies(trial: Trial) -> Line | None:
@@ -227,14 +227,14 @@ def line_of_copies(trial: Trial) -> Line | None:
     one, two, three = losses
     fix = "make every part of the loss a mean over labels or rows: a sum grows with the batch, and depends on the ranks"
     if is_equal(one, two):
-        return Line("loss", OK, "a mean: a batch with each row twice has the same loss")
+        return Line(OK, "loss", "a mean: a batch with each row twice has the same loss")
     if is_equal(two, 2 * one):
-        return Line("loss", WRONG, "a sum: with each row twice it is twice as large", fix)
+        return Line(WRONG, "loss", "a sum: with each row twice it is twice as large", fix)
     if is_equal(three - one, 2 * (two - one)):
         words = f"a part of it is a sum: with each row twice it is {two:.6g} in place of {one:.6g}"
-        return Line("loss", WRONG, words, fix)
+        return Line(WRONG, "loss", words, fix)
     words = "rows of a batch act on each other, as in a contrastive loss, so that more ranks are not a larger batch"
-    return Line("loss", NOTE, words)
+    return Line(NOTE, "loss", words)
 
 
 def losses_of_copies(trial: Trial) -> list[float] | None:

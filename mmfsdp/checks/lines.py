@@ -5,29 +5,27 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from ..params.base import without_controls
+from ..params.findings import Finding
 from ..params.numbers import WIDTH
 
-OK, WRONG, NOTE = "ok", "wrong", "note"
+OK: Final = "ok"
+WRONG: Final = "wrong"
+NOTE: Final = "note"
 
 
 @dataclass(frozen=True)
-class Line:
-    """Holds what one check found."""
+class Line(Finding):
+    """Say what one check found: `code` is the name of the check, and `level` is ok, wrong or note.
 
-    check: str
-    """Name of the check."""
-    state: str
-    """ok, wrong, or note for what was not checked and for what is no fault."""
-    text: str
-    fix: str = ""
-    """The fix; empty if nothing is wrong."""
+    A note is for what was not checked, and for what is no fault.
+    """
 
     def __str__(self) -> str:
         fix = f" Fix: {self.fix}." if self.fix else ""
-        text = without_controls(f"{self.state:5}  {self.check}: {self.text}.{fix}")
+        text = without_controls(f"{self.level:5}  {self.code}: {self.message}.{fix}")
         return textwrap.fill(text, WIDTH, subsequent_indent=" " * 7, break_on_hyphens=False, break_long_words=False)
 
 
@@ -45,7 +43,7 @@ class Report:
     @property
     def wrong(self) -> tuple[Line, ...]:
         """Return the lines of the checks that found a fault."""
-        return tuple(line for line in self.lines if line.state == WRONG)
+        return tuple(line for line in self.lines if line.level == WRONG)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.lines))
@@ -68,11 +66,11 @@ def merge(by_rank: Sequence[Sequence[Line]]) -> list[Line]:
     """Return one line for each check: of the first rank that found a fault, else rank 0's."""
     merged = []
     for of_check in zip(*by_rank, strict=True):
-        wrong = [rank for rank, line in enumerate(of_check) if line.state == WRONG]
+        wrong = [rank for rank, line in enumerate(of_check) if line.level == WRONG]
         if not wrong:
             merged.append(of_check[0])
             continue
         line = of_check[wrong[0]]
         where = "" if len(wrong) == len(of_check) else f"rank {wrong[0]}: "
-        merged.append(Line(line.check, line.state, where + line.text, line.fix))
+        merged.append(Line(line.level, line.code, where + line.message, line.fix))
     return merged

@@ -61,9 +61,9 @@ def check_batches(trial: Trial, loop: WatchedLoop) -> Line:
         if digests and digests in seen:
             words = f"ranks {seen[digests]} and {rank} have the same batch, so that they do the same work"
             fix = "give each rank its own rows, as DistributedSampler(dataset, num_replicas=ranks, rank=rank) does"
-            return Line("batches", WRONG, words, fix)
+            return Line(WRONG, "batches", words, fix)
         seen[digests] = rank
-    return Line("batches", OK, "every rank has another batch")
+    return Line(OK, "batches", "every rank has another batch")
 
 
 def check_zero_grad(trial: Trial, loop: WatchedLoop) -> Line:
@@ -71,17 +71,17 @@ def check_zero_grad(trial: Trial, loop: WatchedLoop) -> Line:
     first, second = loop.steps
     if second.left_over:
         words = f"step 2 begins with the gradients of step 1, in {parts(second.left_over, second.trainable)}"
-        return Line("zero_grad", WRONG, words, "call optimizer.zero_grad() once in each step")
+        return Line(WRONG, "zero_grad", words, "call optimizer.zero_grad() once in each step")
     if first.dropped:
         words = "gradients are set to zero between two micro-batches: only the last of them counts"
-        return Line("zero_grad", WRONG, words, "call optimizer.zero_grad() once in each step, after optimizer.step()")
+        return Line(WRONG, "zero_grad", words, "call optimizer.zero_grad() once in each step, after optimizer.step()")
     if first.backwards and first.steps and not first.grads_at_step:
         words = "gradients are gone when the optimizer steps"
-        return Line("zero_grad", WRONG, words, "call zero_grad() before backward() or after step(), not in between")
+        return Line(WRONG, "zero_grad", words, "call zero_grad() before backward() or after step(), not in between")
     if first.changed_later:
         words = f"gradients are changed after optimizer.step(), in {parts(first.changed_later, first.trainable)}"
-        return Line("zero_grad", WRONG, words, "clip and scale them between backward() and step()")
-    return Line("zero_grad", OK, "a step begins without gradients, and keeps those of all its backwards")
+        return Line(WRONG, "zero_grad", words, "clip and scale them between backward() and step()")
+    return Line(OK, "zero_grad", "a step begins without gradients, and keeps those of all its backwards")
 
 
 def check_accumulation(trial: Trial, loop: WatchedLoop) -> Line:
@@ -90,24 +90,24 @@ def check_accumulation(trial: Trial, loop: WatchedLoop) -> Line:
     count = len(first.backwards)
     total, of_loss = first.total, loop.of_loss
     if not count or not of_loss:
-        return Line("accumulation", NOTE, "not checked: a step has no backward")
+        return Line(NOTE, "accumulation", "not checked: a step has no backward")
     [factor] = rank_factors(total, of_loss, 1, CLOSE / 10) or [0.0]
     if _is(factor, 1.0):
-        return Line("accumulation", OK, f"the gradient of {count} backward(s) is that of the batch's loss")
+        return Line(OK, "accumulation", f"the gradient of {count} backward(s) is that of the batch's loss")
     if count > 1 and _is(factor, count):
         words = f"the losses of {count} micro-batches are added: the gradient is {count} times that of their mean"
-        return Line("accumulation", WRONG, words, f"divide each loss by the number of micro-batches: (loss / {count})")
+        return Line(WRONG, "accumulation", words, f"divide each loss by the number of micro-batches: (loss / {count})")
     if count == 1 and (_is(factor, trial.ranks) or _is(factor, 1 / trial.ranks)):
         how = "divided" if factor < 1 else "multiplied"
         words = f"the loss is {how} by the number of ranks: the gradient is {factor:.3g} times that of the batch's loss"
         fix = "leave the mean over ranks to FSDP and DDP, which divide gradients by the number of ranks"
-        return Line("accumulation", WRONG, words, fix)
+        return Line(WRONG, "accumulation", words, fix)
     if not factor and count > 1 and len(first.tokens) == count and _is_mean_of_means(first, of_loss):
         words = f"micro-batches of {list_of(first.tokens)} label tokens count the same: their tokens do not"
         fix = "divide the sum of the losses of all micro-batches by the number of their label tokens"
-        return Line("accumulation", WRONG, words, fix)
+        return Line(WRONG, "accumulation", words, fix)
     how = f"{factor:.3g} times" if factor else "not"
-    return Line("accumulation", NOTE, f"the gradient of a step is {how} that of the batch's loss: the step adds to it")
+    return Line(NOTE, "accumulation", f"the gradient of a step is {how} that of the batch's loss: the step adds to it")
 
 
 def _is(factor: float, expected: float) -> bool:
@@ -134,7 +134,7 @@ def check_modes(trial: Trial, loop: WatchedLoop) -> Line:
     first, second = loop.steps
     if any(first.modes.of_model) and second.modes.of_model and not any(second.modes.of_model):
         words = "step 2 trains in eval mode, in which dropout is off and batch norms do not learn"
-        return Line("mode", WRONG, words, "call mmfsdp.train_mode(model) after an evaluation, before the next step")
+        return Line(WRONG, "mode", words, "call mmfsdp.train_mode(model) after an evaluation, before the next step")
     return line_of_modes(trial.plain, [first.modes, second.modes])
 
 
@@ -153,14 +153,14 @@ def line_of_modes(model: nn.Module, noted: Sequence[ModuleModes]) -> Line:
     fix = "call mmfsdp.train_mode(model) in place of model.train(): it keeps frozen parts in eval mode"
     if in_eval:
         words = f"trained in eval mode, in which it is off or does not learn: {list_all(in_eval)}"
-        return Line("mode", WRONG, words, "call mmfsdp.train_mode(model) before a step; no forward should call eval()")
+        return Line(WRONG, "mode", words, "call mmfsdp.train_mode(model) before a step; no forward should call eval()")
     if norms:
         words = f"frozen, but in train mode, so that its running statistics change: {list_all(norms)}"
-        return Line("mode", WRONG, words, fix)
+        return Line(WRONG, "mode", words, fix)
     if in_train:
         words = f"dropout of frozen parts is on: {list_all([name for name, _ in in_train])}"
-        return Line("mode", NOTE, f"{words}; to switch it off, {fix}")
-    return Line("mode", OK, "what trains is in train mode, and frozen parts are in eval mode")
+        return Line(NOTE, "mode", f"{words}; to switch it off, {fix}")
+    return Line(OK, "mode", "what trains is in train mode, and frozen parts are in eval mode")
 
 
 def _is_frozen_norm(module: nn.Module) -> bool:
@@ -173,15 +173,15 @@ def check_seeds(trial: Trial, loop: WatchedLoop) -> Line:
     for place, generator in enumerate(GENERATORS):
         if len({digests[place] for digests in after}) == 1:
             words = f"a step sets the state of {generator}: all ranks, and all steps, draw the same numbers"
-            return Line("seeds", WRONG, words, "set no seed in a step, or one of the rank and the number of the step")
+            return Line(WRONG, "seeds", words, "set no seed in a step, or one of the rank and the number of the step")
     seeds = gather_json(trial.random_after_setup)
     same = [generator for place, generator in enumerate(GENERATORS) if len({each[place] for each in seeds}) == 1]
     drawn = gather_json(trial.draws)
     if any(GENERATORS[place] in same for place in drawn[0]):
         words = "all ranks have the same seed, and draw the same dropout masks"
         fix = "set a seed of the rank once the weights are there: torch.manual_seed(seed + rank) at the end of `wrap`"
-        return Line("seeds", WRONG, words, fix)
-    return Line("seeds", OK, "ranks draw different random numbers" if drawn[0] else "a forward draws no random numbers")
+        return Line(WRONG, "seeds", words, fix)
+    return Line(OK, "seeds", "ranks draw different random numbers" if drawn[0] else "a forward draws no random numbers")
 
 
 LOOP_CHECKS = (check_batches, check_zero_grad, check_accumulation, check_modes)

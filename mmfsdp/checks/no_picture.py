@@ -26,7 +26,7 @@ def check_no_picture(trial: Trial) -> Line:
         words = f"not checked: {trial.loop.no_picture_note or 'no such batch was given'}"
         if reduces_unused(trial.model):
             words += f"; {SWITCH} ({NO_PICTURE_PAGE})"
-        return Line("no picture", NOTE, words)
+        return Line(NOTE, "no picture", words)
     # In one process first: it names what is left out, and nobody waits for anybody.
     usual, usual_grads = entered(trial, trial.loop.batches[0])
     units, grads = entered(trial, without)
@@ -37,7 +37,7 @@ def check_no_picture(trial: Trial) -> Line:
         if skipped or added:
             words = f"a batch without a picture does not enter {parts(skipped or added, trial.units())}"
         return Line(
-            "no picture", WRONG, f"{words}: ranks with a picture wait there for the others ({NO_PICTURE_PAGE})", FIX
+            WRONG, "no picture", f"{words}: ranks with a picture wait there for the others ({NO_PICTURE_PAGE})", FIX
         )
     unlike = sorted(usual_grads ^ grads)
     if unlike:
@@ -45,7 +45,7 @@ def check_no_picture(trial: Trial) -> Line:
         words += ": ranks with a picture reduce more than the others"
         if reduces_unused(trial.model):
             words += f"; {SWITCH}"
-        return Line("no picture", WRONG, f"{words} ({NO_PICTURE_PAGE})", FIX)
+        return Line(WRONG, "no picture", f"{words} ({NO_PICTURE_PAGE})", FIX)
     # Then on real ranks, of which the last has no picture.
     batches = [*trial.loop.batches[:-1], without]
     alone = trial.step_alone(batches)
@@ -53,8 +53,8 @@ def check_no_picture(trial: Trial) -> Line:
     difference = total_difference(ours.grads, alone.grads)
     if difference > 10 * trial.tolerance:
         words = f"the gradient differs from one process by {difference:.1e} of its norm"
-        return Line("no picture", WRONG, f"one rank had none, and {words}", FIX)
-    return Line("no picture", OK, f"rank {trial.ranks - 1} had none, and the step is that of one process")
+        return Line(WRONG, "no picture", f"one rank had none, and {words}", FIX)
+    return Line(OK, "no picture", f"rank {trial.ranks - 1} had none, and the step is that of one process")
 
 
 def entered(trial: Trial, batch: Any) -> tuple[list[str], set[str]]:

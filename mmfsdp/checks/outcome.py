@@ -59,7 +59,7 @@ def lost(error: str) -> Line:
     """Return the line for ranks that were not in the same collective."""
     words = f"a rank was in a collective in which the other one was not ({error})"
     fix = "look for code that only one rank runs: a part that depends on the batch, a save, an evaluation"
-    return Line(LOST_RANKS, WRONG, words, fix)
+    return Line(WRONG, LOST_RANKS, words, fix)
 
 
 @contextmanager

@@ -115,7 +115,7 @@ def run_checks(loop: Loop) -> list[Line]:
     lines = merged([check(trial) for check in FORWARD_CHECKS])
     if trial.runs_other_modules:
         words = "not checked: ranks that run different layers would wait for each other"
-        return [*lines, Line("steps", NOTE, words)]
+        return [*lines, Line(NOTE, "steps", words)]
     lines += merged(token_lines(trial))
     watched = None
     if loop.alone is None:
@@ -126,9 +126,9 @@ def run_checks(loop: Loop) -> list[Line]:
     try:
         trial.run()
     except ParamError as error:  # of train_step, in the first step of a run: on every rank
-        if not any(line.state == WRONG for line in lines):
+        if not any(line.level == WRONG for line in lines):
             raise
-        return without_consequences([*lines, Line("steps", NOTE, f"a run would stop here: {error}")])
+        return without_consequences([*lines, Line(NOTE, "steps", f"a run would stop here: {error}")])
     if watched is not None:
         lines += merged([check_seeds(trial, watched)])
     lines += merged([check(trial) for check in CHECKS])
@@ -154,10 +154,10 @@ def without_consequences(lines: Sequence[Line]) -> list[Line]:
     """Return the lines, with a note in place of a fault that follows from one that is named above it."""
     kept: list[Line] = []
     for line in lines:
-        causes = [above.check for above in kept if above.state == WRONG]
-        follows = FOLLOWS.get(line.check) in causes or (line.check in COMPARE_THE_WHOLE and causes)
-        if line.state == WRONG and follows:
-            line = Line(line.check, NOTE, f"wrong, too; correct first what is wrong above ({', '.join(causes)})")
+        causes = [above.code for above in kept if above.level == WRONG]
+        follows = FOLLOWS.get(line.code) in causes or (line.code in COMPARE_THE_WHOLE and causes)
+        if line.level == WRONG and follows:
+            line = Line(NOTE, line.code, f"wrong, too; correct first what is wrong above ({', '.join(causes)})")
         kept.append(line)
     return kept
 

@@ -28,24 +28,24 @@ def check_packed(trial: Trial) -> Line | None:
         row, start, _ = text
         if start in tokens.counted(row):
             words = "the first token of a packed text counts in the loss: it is predicted from the text before it"
-            return Line("packed", WRONG, words, "set its label to -100")
+            return Line(WRONG, "packed", words, "set its label to -100")
         labels = tokens.only(labels_in(tokens, text))
         if depends_on(trial, tokens, labels, labels_in(tokens, before)[-1]):
             words = "a text attends to the one that is packed before it"
             fix = "give the attention the lengths of the texts (cu_seq_lens, or a mask of blocks)"
-            return Line("packed", WRONG, words, fix)
+            return Line(WRONG, "packed", words, fix)
     if all(start == 0 for _, start, _ in texts):
         return None
     words = "texts that are packed into one row do not see each other"
     others = [key for key, value in tokens.inputs.items() if is_of_no_token(tokens, value)]
     if others:
         return Line(
-            "packed", OK, f"{words}; not compared with each text by itself, since nobody knows whose {others[0]} are"
+            OK, "packed", f"{words}; not compared with each text by itself, since nobody knows whose {others[0]} are"
         )
     for text in texts:
         if not is_as_by_itself(trial, tokens, text):
             return _line_of_other(tokens, text)
-    return Line("packed", OK, f"{words}, and each is predicted as by itself")
+    return Line(OK, "packed", f"{words}, and each is predicted as by itself")
 
 
 def _line_of_other(tokens: TokenBatch, text: Text) -> Line:
@@ -55,8 +55,8 @@ def _line_of_other(tokens: TokenBatch, text: Text) -> Line:
     positions = tokens.inputs.get("position_ids")
     if isinstance(positions, Tensor) and positions.shape == tokens.shape and positions[row, start]:
         words += f": its positions begin at {positions[row, start]}"
-        return Line("packed", WRONG, words, "begin the position_ids of each text at 0")
-    return Line("packed", WRONG, words, "have every layer use the position_ids of the batch, which begin again")
+        return Line(WRONG, "packed", words, "begin the position_ids of each text at 0")
+    return Line(WRONG, "packed", words, "have every layer use the position_ids of the batch, which begin again")
 
 
 def texts_of(tokens: TokenBatch) -> list[Text]:

@@ -21,14 +21,14 @@ def check_trained(trial: Trial) -> Line:
     grads = [step.grads for step in trial.steps_alone]
     silent = [name for name in trial.trainable if not any(step.get(name) is not None for step in grads)]
     if not silent:
-        return Line("trained", OK, f"all {len(trial.trainable)} parameters that train get a gradient")
+        return Line(OK, "trained", f"all {len(trial.trainable)} parameters that train get a gradient")
     detached = [name for name in silent if loss_depends_on(trial, [name])]
     if detached:
         words = f"the loss depends on {parts(detached, trial.trainable)}, which get no gradient"
         fix = "look for .detach(), .item(), .data or torch.no_grad() on the way from there to the loss; or freeze it"
-        return Line("trained", WRONG, words, fix)
+        return Line(WRONG, "trained", words, fix)
     words = f"no batch here uses {parts(silent, trial.trainable)}, which train; freeze them if no batch does"
-    return Line("trained", NOTE, words)
+    return Line(NOTE, "trained", words)
 
 
 @torch.no_grad()

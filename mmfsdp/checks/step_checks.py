@@ -33,10 +33,10 @@ MAX_UNMOVED = 0.5
 def check_weights(trial: Trial) -> Line:
     """Every rank starts from rank 0's weights."""
     if not trial.other_weights:
-        return Line("weights", OK, "all ranks start from the weights of rank 0")
+        return Line(OK, "weights", "all ranks start from the weights of rank 0")
     names = parts(trial.other_weights, trial.params)
     fix = "give all ranks one seed before the model is built, or broadcast rank 0's weights, before it is sharded"
-    return Line("weights", WRONG, f"ranks start from different weights in {names}", fix)
+    return Line(WRONG, "weights", f"ranks start from different weights in {names}", fix)
 
 
 def check_buffers(trial: Trial) -> Line:
@@ -47,12 +47,12 @@ def check_buffers(trial: Trial) -> Line:
     buffers = {name for name, _ in trial.plain.named_buffers()}
     wrong = sorted({name for name in at_start if name not in buffers} | set(wrapped))
     if not wrong:
-        return Line("buffers", OK, f"{len(trial.buffers_at_end)} buffers and other tensors are equal on all ranks")
+        return Line(OK, "buffers", f"{len(trial.buffers_at_end)} buffers and other tensors are equal on all ranks")
     fix = (
         "compute it in the same way on every rank, when the model is built, and keep it by register_buffer: wrapping "
         "gives every rank rank 0's buffers (fsdp.sync_module_states), not other attributes"
     )
-    return Line("buffers", WRONG, f"not the same on all ranks: {list_all(wrong)}", fix)
+    return Line(WRONG, "buffers", f"not the same on all ranks: {list_all(wrong)}", fix)
 
 
 def different_names(digests: dict[str, int]) -> list[str]:
@@ -68,18 +68,18 @@ def check_ties(trial: Trial) -> Line:
     if shared:
         fix = "assign the Parameter itself (head.weight = embedding.weight), not its data"
         words = f"{list_all(shared)} share their memory, but are not one Parameter: sharding separates them"
-        return Line("ties", WRONG, words, fix)
+        return Line(WRONG, "ties", words, fix)
     apart = apart_by_config(trial.plain)
     if apart:
         fix = "tie them again after a part was replaced (model.tie_weights()), or set tie_word_embeddings to false"
-        return Line("ties", WRONG, f"the configuration ties {apart}, and in the model they are two parameters", fix)
+        return Line(WRONG, "ties", f"the configuration ties {apart}, and in the model they are two parameters", fix)
     before = tied_names(trial.plain)
     after = [{plain_name(name, trial.model) for name in names} for names in tied_names(trial.model).values()]
     lost = [names for names in before.values() if after and not any(set(names) <= group for group in after)]
     if lost:
         fix = "give fully_shard both modules in one list: fully_shard([embedding, head])"
-        return Line("ties", WRONG, f"tied before wrapping, and not tied after it: {list_all(lost[0])}", fix)
-    return Line("ties", OK, f"{len(before)} tied parameters stay tied" if before else "no parameter is tied")
+        return Line(WRONG, "ties", f"tied before wrapping, and not tied after it: {list_all(lost[0])}", fix)
+    return Line(OK, "ties", f"{len(before)} tied parameters stay tied" if before else "no parameter is tied")
 
 
 def shared_storages(model: nn.Module) -> list[str]:
@@ -125,15 +125,15 @@ def check_loss(trial: Trial) -> Line | None:
         return abs(joined - value) <= TOLERANCE * max(abs(joined), 1e-6)
 
     if is_joined(weighted_mean(losses, tokens)):
-        return Line("loss", OK, "a mean: all rows together have the mean of the ranks' losses")
+        return Line(OK, "loss", "a mean: all rows together have the mean of the ranks' losses")
     if is_joined(sum(losses)):
         fix = "divide it by the number of its label tokens, or rows (reduction='mean')"
         words = f"a sum: batches with {losses[0]:.4g} and {losses[1]:.4g} together have {joined:.4g}"
-        return Line("loss", WRONG, f"{words}, so the gradient grows with the batch and depends on the ranks", fix)
+        return Line(WRONG, "loss", f"{words}, so the gradient grows with the batch and depends on the ranks", fix)
     if is_joined(weighted_mean(losses, rows)):
         fix = "give the model a method count_label_tokens(batch) that returns the number of rows"
-        return Line("loss", WRONG, "a mean over rows, but it is weighted by label tokens", fix)
-    return line_of_copies(trial) or Line("loss", NOTE, "not a mean over label tokens or rows")
+        return Line(WRONG, "loss", "a mean over rows, but it is weighted by label tokens", fix)
+    return line_of_copies(trial) or Line(NOTE, "loss", "not a mean over label tokens or rows")
 
 
 def weighted_mean(values: list[float], weights: list[int]) -> float:
@@ -151,20 +151,20 @@ def check_optimizer(trial: Trial) -> Line:
     if strangers:
         fix = "make it after the model is wrapped, from the wrapped model's parameters, before any forward"
         words = f"{strangers} of its parameters are not in the wrapped model, which it does not train"
-        return Line("optimizer", WRONG, words, fix)
+        return Line(WRONG, "optimizer", words, fix)
     if frozen:
         fix = "give it only [p for p in model.parameters() if p.requires_grad]"
         words = f"it holds frozen parameters: {parts(frozen, trial.params)}; it may keep states for them and decay them"
-        return Line("optimizer", WRONG, words, fix)
+        return Line(WRONG, "optimizer", words, fix)
     if missing:
         fix = "give it every parameter with requires_grad, or freeze these"
-        return Line("optimizer", WRONG, f"it lacks {parts(missing, trial.params)}, which would never change", fix)
+        return Line(WRONG, "optimizer", f"it lacks {parts(missing, trial.params)}, which would never change", fix)
     text = f"it holds all {len(held)} trainable parameters, and no others"
     decayed = decayed_vectors(trial)
     if decayed:
         words = f"{text}; weight decay pulls norms, biases and the like to zero: {parts(decayed, trial.trainable)}"
-        return Line("optimizer", NOTE, words)
-    return Line("optimizer", OK, text)
+        return Line(NOTE, "optimizer", words)
+    return Line(OK, "optimizer", text)
 
 
 def decayed_vectors(trial: Trial) -> list[str]:
@@ -194,8 +194,8 @@ def check_settings(trial: Trial) -> Line:
                     words = f"{key} is {ours.get(key)} on rank 0 and {theirs.get(key)} on rank {rank}{when}"
                     break
             fix = "make the optimizer and its schedule of the same numbers on every rank"
-            return Line("settings", WRONG, words, fix)
-    return Line("settings", OK, "the optimizer's settings are the same on all ranks")
+            return Line(WRONG, "settings", words, fix)
+    return Line(OK, "settings", "the optimizer's settings are the same on all ranks")
 
 
 def check_hooks(trial: Trial) -> Line | None:
@@ -211,8 +211,8 @@ def check_hooks(trial: Trial) -> Line | None:
     if lost:
         words = f"{lost[0]}: has a hook, {list_all(hooked[lost[0]])}, which never runs, or sees a shard, once this"
         fix = "freeze the parameter in place of masking its gradient, or let DDP or ignored_params keep it whole"
-        return Line("hooks", WRONG, f"{words} parameter is sharded", fix)
-    return Line("hooks", OK, f"the hooks of {len(hooked)} parameters stay, since these are not sharded")
+        return Line(WRONG, "hooks", f"{words} parameter is sharded", fix)
+    return Line(OK, "hooks", f"the hooks of {len(hooked)} parameters stay, since these are not sharded")
 
 
 def check_precision(trial: Trial) -> Line | None:
@@ -223,49 +223,49 @@ def check_precision(trial: Trial) -> Line | None:
         dtype = str(trial.plain.get_parameter(lost[0]).dtype).removeprefix("torch.")
         words = f"a step leaves most values of {parts(lost, trial.trainable)} as they were: it is smaller than the"
         fix = "store what trains in float32, and compute in 16 bits by mixed precision (MixedPrecisionPolicy, autocast)"
-        return Line("precision", WRONG, f"{words} precision of {dtype}", fix)
+        return Line(WRONG, "precision", f"{words} precision of {dtype}", fix)
     cast = [name for name, p in trial.plain.named_parameters() if id(p) in trial.precision.cast]
     if cast:
         words = f"autocast casts {parts(cast, dict(trial.plain.named_parameters()))} in each forward, since it keeps"
         return Line(
-            "precision", NOTE, f"{words} only the casts of what trains; frozen matrices can be stored in 16 bits"
+            NOTE, "precision", f"{words} only the casts of what trains; frozen matrices can be stored in 16 bits"
         )
     if not unmoved:
         return None
-    return Line("precision", OK, f"a step changes the {len(unmoved)} trainable tensors that are stored in 16 bits")
+    return Line(OK, "precision", f"a step changes the {len(unmoved)} trainable tensors that are stored in 16 bits")
 
 
 def check_gradients(trial: Trial) -> Line:
     """In the first step each trainable parameter has, on its own shard, the gradient of one process."""
     ours, theirs = trial.steps[0].grads, trial.steps_alone[0].grads
     if not ours:
-        return Line("gradients", WRONG, "step made no step of the optimizer", "call optimizer.step() in it")
+        return Line(WRONG, "gradients", "step made no step of the optimizer", "call optimizer.step() in it")
     misplaced = []
     for name, p in trial.params.items():
         if isinstance(p, DTensor) and isinstance(p.grad, DTensor) and p.grad.placements != p.placements:
             misplaced.append(name)
     if misplaced:
-        return Line("gradients", WRONG, f"not sharded as their parameters: {list_all(misplaced)}", "wrap them alike")
+        return Line(WRONG, "gradients", f"not sharded as their parameters: {list_all(misplaced)}", "wrap them alike")
     found = differences(ours, theirs)
     wrong = [name for name, difference in found.items() if difference > trial.tolerance]
     largest = max(found.values(), default=0.0)
     if not wrong:
         words = f"{len(found)} trainable tensors have, on their own shards, the gradient of one process"
-        return Line("gradients", OK, f"{words} (largest difference {largest:.0e})")
+        return Line(OK, "gradients", f"{words} (largest difference {largest:.0e})")
     factors = rank_factors(ours, theirs, trial.ranks, trial.tolerance)
     if any(abs(factor - 1) > trial.tolerance for factor in factors):
         each = ", ".join(f"{factor:.3g}" for factor in factors)
         words = f"they are those of one process, multiplied on ranks 0 and 1 by {each}"
         if max(factors) - min(factors) > trial.tolerance:
-            return Line("gradients", NOTE, f"{words}; see the line norm")
+            return Line(NOTE, "gradients", f"{words}; see the line norm")
         fix = "average over ranks what is a mean on each: do not sum it, nor multiply or divide it by the ranks"
-        return Line("gradients", WRONG, words, fix)
+        return Line(WRONG, "gradients", words, fix)
     missing = [name for name in wrong if ours.get(name) is None]
     why = f"; {parts(missing, found)} have none at all" if missing else ""
     fix = "look for code in the forward that runs on one rank only, and read the checks above"
     if missing and trial.precision.autocast:
         fix = "begin autocast anew for each forward: it keeps the casts of one under no_grad, which FSDP has freed"
-    return Line("gradients", WRONG, f"not those of one process in {parts(wrong, found)}{why}", fix)
+    return Line(WRONG, "gradients", f"not those of one process in {parts(wrong, found)}{why}", fix)
 
 
 def check_norm(trial: Trial) -> Line:
@@ -275,14 +275,14 @@ def check_norm(trial: Trial) -> Line:
     fix = "add up the squares of all ranks' shards before the root: torch.nn.utils.clip_grad_norm_ does, on DTensors"
     if factors and max(factors) - min(factors) > trial.tolerance:
         words = "each rank clips by a norm of its own: it multiplies its shards by another number than the others"
-        return Line("norm", WRONG, words, fix)
+        return Line(WRONG, "norm", words, fix)
     for name, value in theirs.figures.items():
         ours_value = ours.figures.get(name)
         if ours_value is not None and abs(ours_value - value) > trial.tolerance * max(abs(value), 1e-6):
-            return Line("norm", WRONG, f"{name} is {ours_value:.6g}, and in one process {value:.6g}", fix)
+            return Line(WRONG, "norm", f"{name} is {ours_value:.6g}, and in one process {value:.6g}", fix)
     if not theirs.figures:
-        return Line("norm", OK, "all ranks scale their shards by the same number")
-    return Line("norm", OK, f"{', '.join(theirs.figures)}: as in one process")
+        return Line(OK, "norm", "all ranks scale their shards by the same number")
+    return Line(OK, "norm", f"{', '.join(theirs.figures)}: as in one process")
 
 
 def check_evaluation(trial: Trial) -> Line:
@@ -292,15 +292,15 @@ def check_evaluation(trial: Trial) -> Line:
         words = f"a forward without a backward came before optimizer.step() and left {parts(gathered, trial.params)} "
         words += "gathered: the next step computes with the weights from before it"
         fix = "evaluate after optimizer.step(), or call model.reshard() on each unit after the evaluation"
-        return Line("evaluation", WRONG, words, fix)
+        return Line(WRONG, "evaluation", words, fix)
     for number in range(1, min(len(trial.steps), STEPS)):
         difference = total_difference(trial.steps[number].grads, trial.steps_alone[number].grads)
         first = total_difference(trial.steps[0].grads, trial.steps_alone[0].grads)
         if difference > LATER * trial.tolerance and first <= trial.tolerance:
             words = f"the gradient of step {number + 1} differs from one process by {difference:.1e} of its norm, that"
             fix = "look at what runs between two steps: it changes weights, or leaves units gathered"
-            return Line("evaluation", WRONG, f"{words} of step 1 does not", fix)
-    return Line("evaluation", OK, "the next step begins with the new weights")
+            return Line(WRONG, "evaluation", f"{words} of step 1 does not", fix)
+    return Line(OK, "evaluation", "the next step begins with the new weights")
 
 
 def check_frozen(trial: Trial) -> Line:
@@ -309,8 +309,8 @@ def check_frozen(trial: Trial) -> Line:
     changed = [name for name in before if before[name] != after[name]]
     if changed:
         fix = "take them out of the optimizer, and write to no frozen parameter in the step"
-        return Line("frozen", WRONG, f"changed by {STEPS} steps: {parts(changed, trial.params)}", fix)
-    return Line("frozen", OK, f"{len(before)} frozen tensors kept every byte through {STEPS} steps")
+        return Line(WRONG, "frozen", f"changed by {STEPS} steps: {parts(changed, trial.params)}", fix)
+    return Line(OK, "frozen", f"{len(before)} frozen tensors kept every byte through {STEPS} steps")
 
 
 CHECKS: tuple[Callable[[Trial], Line | None], ...] = (

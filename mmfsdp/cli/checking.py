@@ -41,7 +41,7 @@ def write_figures(report: SiteReport, file: str) -> None:
     """Add what was measured to a profile, or print it where no file is named. Raises ParamError if there is none."""
     if not report.machine:
         raise ParamError("--write", "no bandwidth was measured; correct the errors above, and check again")
-    about = next((line.text for line in report.lines if line.check == "bandwidth"), "")
+    about = next((line.message for line in report.lines if line.code == "bandwidth"), "")
     block = machine_block(report.machine, about)
     if not file:
         print(block, end="")

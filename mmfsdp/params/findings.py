@@ -1,19 +1,22 @@
-"""Finding: what is wrong, and what to do; in a plan and its cost, before a launch, and with a run that goes on."""
+"""Finding: what is wrong, and what to do; of lint, verify, check, before a launch, and with a run that goes on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from .base import ParamError
+
+Level = Literal["error", "warning", "wrong", "note", "ok"]
 
 
 @dataclass(frozen=True)
 class Finding:
     """Say what is wrong, and what to do."""
 
-    level: str
-    """error (of a plan: a launch stops) or warning."""
+    level: Level
+    """error (of a plan: a launch stops) or warning; of a line of `verify` and `check`: wrong, note or ok."""
     code: str
     """Kind of the finding, by which code knows it; its words may be changed."""
     message: str

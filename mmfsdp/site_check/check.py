@@ -93,7 +93,7 @@ class SiteCheck:
 
     def is_wrong(self, check: str) -> bool:
         """Return True if this check has found a fault so far."""
-        return any(line.check == check and line.state == WRONG for _, line in self.found)
+        return any(line.code == check and line.level == WRONG for _, line in self.found)
 
     def check_ranks(self) -> None:
         """Start ranks, here or in a job, and check them."""
@@ -102,7 +102,7 @@ class SiteCheck:
             for line in imported(launcher.command_lines)():
                 self.add(MACHINE, line)
         if self.is_wrong("sbatch") or (self.is_wrong(RUN_FOLDER) and not launcher.here):
-            self.add(MACHINE, Line("job", NOTE, "not started because of the errors above"))
+            self.add(MACHINE, Line(NOTE, "job", "not started because of the errors above"))
             return
         try:
             check_run = self.started()
@@ -127,7 +127,7 @@ class SiteCheck:
             self.tell(f"starting {check_run.place}")
             check_run.start()
         except (ParamError, OSError) as error:
-            self.add(MACHINE, Line("ranks", WRONG, f"they cannot be started: {error}"))
+            self.add(MACHINE, Line(WRONG, "ranks", f"they cannot be started: {error}"))
             return None
         return check_run
 
@@ -147,7 +147,7 @@ class SiteCheck:
             with interruptible("the ranks of the check are ended"):
                 for line in lines:
                     self.add(check_run.place, line)
-                    is_wrong = is_wrong or line.state == WRONG
+                    is_wrong = is_wrong or line.level == WRONG
         except BaseException:
             self.tell("ending the ranks")
             with suppress(TimeoutError, ParamError):

@@ -31,10 +31,10 @@ def job_lines(check: CheckRun, tell: Tell, wait_s: float) -> Iterator[Line]:
     state = check.wait(tell, SUBMIT_TIMEOUT_S, until=lambda _: run.job is not None)
     if run.job is None:
         words, fix = state.why.text or "sbatch did not answer", state.why.what_to_do or "ask the administrators"
-        yield Line("submission", WRONG, words, fix)
+        yield Line(WRONG, "submission", words, fix)
         return
     began = time.monotonic()
-    yield Line("submission", OK, f"job {run.job}")
+    yield Line(OK, "submission", f"job {run.job}")
     state = check.wait(tell, wait_s, until=lambda state: _has_started(check, state) or _never_starts(state))
     if not (state.done or _has_started(check, state)):
         yield _queue_line(state, wait_s)
@@ -42,9 +42,9 @@ def job_lines(check: CheckRun, tell: Tell, wait_s: float) -> Iterator[Line]:
         return
     if _ended_in_queue(check, state):
         words = f"job {run.job} ended before it started: {state.reason or state.status.lower()}"
-        yield Line("queue", WRONG, words, "check again; ask who has cancelled it, if it was not you")
+        yield Line(WRONG, "queue", words, "check again; ask who has cancelled it, if it was not you")
         return
-    yield Line("queue", OK, f"job {run.job} has started after {time.monotonic() - began:.0f} s")
+    yield Line(OK, "queue", f"job {run.job} has started after {time.monotonic() - began:.0f} s")
     preempted = run.path / "logs" / PREEMPTED_FILE
     state = check.wait(tell, 60.0 * (TIME_LIMIT_MIN + 1), until=lambda _: preempted.exists())
     is_requeued = preempted.exists() and _is_requeued(check, run.job)
@@ -53,7 +53,7 @@ def job_lines(check: CheckRun, tell: Tell, wait_s: float) -> Iterator[Line]:
         yield _requeue_line(check, is_requeued)
     elif not check.asks_requeue:
         words = "launch.sbatch has no-requeue: a preempted run ends, and `mmfsdp resume` continues it"
-        yield Line("requeue", NOTE, words)
+        yield Line(NOTE, "requeue", words)
     if is_requeued or not run.state().done:
         yield _scancel_line(check)
 
@@ -76,10 +76,10 @@ def _never_starts(state: RunState) -> bool:
 def _queue_line(state: RunState, wait_s: float) -> Line:
     """Return the line of a job that does not start."""
     if _never_starts(state):
-        return Line("queue", WRONG, state.why.text, state.why.fix)
+        return Line(WRONG, "queue", state.why.text, state.why.fix)
     words = f"after {wait_s / 60:.3g} min the job has not started: {state.reason}"
     fix = "check again when the partition is less busy, with --wait MINUTES, or on another launch.partition"
-    return Line("queue", WRONG, words, fix)
+    return Line(WRONG, "queue", words, fix)
 
 
 def _is_requeued(check: CheckRun, job: str) -> bool:
@@ -99,12 +99,12 @@ def _requeue_line(check: CheckRun, is_requeued: bool) -> Line:
     """Return whether a preempted run would be started again by itself."""
     assert check.run is not None
     if is_requeued:
-        return Line("requeue", OK, "the job was requeued, as after a preemption")
+        return Line(OK, "requeue", "the job was requeued, as after a preemption")
     # The batch script writes into rank 0's log, after that has ended.
     said = [line.strip() for line in last_log_lines(check.run.path, 0).splitlines() if line.strip()]
     words = f"the job was not requeued: {said[-1][:300] if said else 'scontrol requeue had no effect'}"
     fix = "ask the administrators whether users may call `scontrol requeue` on nodes; if not, add no-requeue to "
-    return Line("requeue", WRONG, words, f"{fix}launch.sbatch, and continue preempted runs with `mmfsdp resume`")
+    return Line(WRONG, "requeue", words, f"{fix}launch.sbatch, and continue preempted runs with `mmfsdp resume`")
 
 
 def _scancel_line(check: CheckRun) -> Line:
@@ -114,5 +114,5 @@ def _scancel_line(check: CheckRun) -> Line:
         check.run.cancel()
     except (TimeoutError, ParamError, OSError) as error:
         fix = "ask the administrators whether you may call scancel; this job ends by itself as soon as it starts"
-        return Line("scancel", WRONG, f"{error}", fix)
-    return Line("scancel", OK, f"job {check.run.job} is cancelled")
+        return Line(WRONG, "scancel", f"{error}", fix)
+    return Line(OK, "scancel", f"job {check.run.job} is cancelled")

@@ -130,10 +130,10 @@ class CheckRun:
         missing = missing_ranks(self.asked, ranks)
         nodes = ", ".join(f"{name}: {len(members)}" for name, members in nodes_of(ranks).items())
         if not missing and all(of.get("doing") == DONE for of in ranks.values()):
-            return Line("ranks", OK, f"{self.asked.ranks} have started and ended ({nodes})")
+            return Line(OK, "ranks", f"{self.asked.ranks} have started and ended ({nodes})")
         cause, fix = state.why.text, state.why.what_to_do
         if state.why.kind == BATCH_SCRIPT:
-            return Line("batch script", WRONG, cause, fix)
+            return Line(WRONG, "batch script", cause, fix)
         if not state.done:
             cause = f"they have not ended in time ({state.reason or state.status})"
             fix = "run the check again; if it fails again, read the logs of the ranks"
@@ -144,7 +144,7 @@ class CheckRun:
             cause = f"no report from rank {', '.join(map(str, missing))}: {cause}"
             if state.why.kind != NO_PYTHON:
                 fix = IF_SILENT
-        return Line("ranks", WRONG, cause, fix)
+        return Line(WRONG, "ranks", cause, fix)
 
     def remove(self) -> None:
         """Delete the run folder, and the folder of runs if the check has made it."""

@@ -102,7 +102,7 @@ def _versions(asked: Asked, ranks: Ranks) -> Line:
             found[name].setdefault(value, []).append(rank)
         if error := of.get("torch", {}).get("error"):
             words = f"{where(ranks, rank)} cannot import torch: {error}"
-            return Line("versions", WRONG, words, _python_fix(asked))
+            return Line(WRONG, "versions", words, _python_fix(asked))
     different = []
     for name, by_version in found.items():
         if len(by_version) > 1:
@@ -110,7 +110,7 @@ def _versions(asked: Asked, ranks: Ranks) -> Line:
             different.append(f"{name} is {', '.join(parts)}")
     if different:
         fix = _python_fix(asked) + ", the same on all nodes; the start files of your shell must not select another one"
-        return Line("versions", WRONG, "; ".join(different), fix)
+        return Line(WRONG, "versions", "; ".join(different), fix)
     words = ", ".join(f"{name} {next(iter(by_version))}" for name, by_version in found.items())
     others = []
     for name, version in asked.versions.items():
@@ -119,8 +119,8 @@ def _versions(asked: Asked, ranks: Ranks) -> Line:
             others.append(name)
     if others:
         here = ", ".join(f"{name} {asked.versions[name]}" for name in others)
-        return Line("versions", NOTE, f"{words} on all ranks; this machine, which makes the plan, has {here}")
-    return Line("versions", OK, f"{words} on all ranks")
+        return Line(NOTE, "versions", f"{words} on all ranks; this machine, which makes the plan, has {here}")
+    return Line(OK, "versions", f"{words} on all ranks")
 
 
 def _python_fix(asked: Asked) -> str:
@@ -131,9 +131,9 @@ def _gpus(asked: Asked, ranks: Ranks) -> Line:
     """Return whether each rank sees the GPU that it is to train on."""
     device = asked.params.train.device
     if device is Device.CPU:
-        return Line("GPUs of ranks", OK, "none needed: train.device is cpu")
+        return Line(OK, "GPUs of ranks", "none needed: train.device is cpu")
     if any(of.get("torch", {}).get("error") for of in ranks.values()):
-        return Line("GPUs of ranks", NOTE, "not checked because of the errors above")
+        return Line(NOTE, "GPUs of ranks", "not checked because of the errors above")
     counts = {rank: len(of.get("torch", {}).get("gpus", ())) for rank, of in ranks.items()}
     wanting = []
     for rank, gpus in sorted(counts.items()):
@@ -148,13 +148,13 @@ def _gpus(asked: Asked, ranks: Ranks) -> Line:
     if wanting:
         return _missing_gpus(asked, ranks, wanting)
     if not any(counts.values()):
-        return Line("GPUs of ranks", OK, "none, and none requested: the ranks train on the CPU")
+        return Line(OK, "GPUs of ranks", "none, and none requested: the ranks train on the CPU")
     first = ranks[min(ranks)].get("torch", {})
     names = ", ".join(dict.fromkeys(f"{gpu['name']} of {size(gpu['memory'])}" for gpu in first.get("gpus", ())))
     words = f"each rank sees {', '.join(map(str, sorted(set(counts.values()))))}: {names}, CUDA {first.get('cuda')}"
     if max(counts.values()) < asked.params.launch.ranks_per_node:
-        return Line("GPUs of ranks", NOTE, f"{words}. {HIDDEN_GPUS}")
-    return Line("GPUs of ranks", OK, words)
+        return Line(NOTE, "GPUs of ranks", f"{words}. {HIDDEN_GPUS}")
+    return Line(OK, "GPUs of ranks", words)
 
 
 def _missing_gpus(asked: Asked, ranks: Ranks, wanting: Sequence[tuple[int, int, int, int]]) -> Line:
@@ -169,11 +169,11 @@ def _missing_gpus(asked: Asked, ranks: Ranks, wanting: Sequence[tuple[int, int, 
     if not built.get("cuda"):
         fix = f"torch {built.get('version')} is a build for CPUs: install another one (`python3 install.py "
         return Line(
-            "GPUs of ranks", WRONG, words, fix + "--torch-index URL` or --system-torch), or set train.device cpu"
+            WRONG, "GPUs of ranks", words, fix + "--torch-index URL` or --system-torch), or set train.device cpu"
         )
     fix = "run `srun nvidia-smi` on that node; its driver may be older than this torch's CUDA "
     fix += f"{built['cuda']}, or launch.gpus_as does not match how this cluster allocates GPUs"
-    return Line("GPUs of ranks", WRONG, words, fix)
+    return Line(WRONG, "GPUs of ranks", words, fix)
 
 
 def _folders(asked: Asked, ranks: Ranks) -> Iterator[Line]:
@@ -183,7 +183,7 @@ def _folders(asked: Asked, ranks: Ranks) -> Iterator[Line]:
             words = (
                 f"{where(ranks, rank)} does not see the file that this machine wrote: it is a different folder there"
             )
-            yield Line(RUN_FOLDER, WRONG, words, "set launch.folder to a folder on a file system that all nodes share")
+            yield Line(WRONG, RUN_FOLDER, words, "set launch.folder to a folder on a file system that all nodes share")
             break
     else:
         yield _place(RUN_FOLDER, ranks)
@@ -201,13 +201,13 @@ def _place(name: str, ranks: Ranks) -> Line:
         if found is not None:
             lines.append((place_line(name, found), found.get("free", 0), rank))
     if not lines:
-        return Line(name, NOTE, "not checked: no rank got this far")
+        return Line(NOTE, name, "not checked: no rank got this far")
     for state in (WRONG, NOTE):
         for line, _, rank in lines:
-            if line.state == state:
-                return Line(name, state, f"{where(ranks, rank)}: {line.text}", line.fix)
+            if line.level == state:
+                return Line(state, name, f"{where(ranks, rank)}: {line.message}", line.fix)
     line, _, _ = min(lines, key=lambda item: item[1])
-    return Line(name, OK, f"{line.text}, from all ranks" if len(lines) > 1 else line.text)
+    return Line(OK, name, f"{line.message}, from all ranks" if len(lines) > 1 else line.message)
 
 
 def _hub(asked: Asked, ranks: Ranks) -> Line:
@@ -218,28 +218,28 @@ def _hub(asked: Asked, ranks: Ranks) -> Line:
         if "hub" not in of:
             continue
         if error := of["hub"].get("error"):
-            return Line("hub", WRONG, f"{where(ranks, rank)}: {error}", _python_fix(asked))
+            return Line(WRONG, "hub", f"{where(ranks, rank)}: {error}", _python_fix(asked))
         line = hub_line(of["hub"], fields, job_is_offline=offline, where=f"{where(ranks, rank)}: ")
-        if line.state == WRONG:
+        if line.level == WRONG:
             return line
         first = first or line
-    return first or Line("hub", NOTE, "not checked: no rank got this far")
+    return first or Line(NOTE, "hub", "not checked: no rank got this far")
 
 
 def _address(asked: Asked, ranks: Ranks) -> Line:
     """Return whether the name of the first node has an address on all nodes, and answers."""
     for rank, of in sorted(ranks.items()):
         if error := of.get("address", {}).get("error"):
-            return Line("address", WRONG, f"{where(ranks, rank)}: {error}", of["address"].get("fix", ""))
+            return Line(WRONG, "address", f"{where(ranks, rank)}: {error}", of["address"].get("fix", ""))
     hosts = {str(of["address"].get("host")): of["address"] for of in ranks.values() if of.get("address")}
     if not hosts:
-        return Line("address", NOTE, "not checked: no rank got this far")
+        return Line(NOTE, "address", "not checked: no rank got this far")
     first = next(iter(hosts.values()))
     words = f"all ranks reach {first.get('host')} over {first.get('GLOO_SOCKET_IFNAME') or 'any interface'}"
     if asked.is_job and asked.params.launch.nodes == 1:
         words += "; the job is on one node: --launch.nodes 2 also checks names and the network between nodes"
-        return Line("address", NOTE, words)
-    return Line("address", OK, words)
+        return Line(NOTE, "address", words)
+    return Line(OK, "address", words)
 
 
 def _group(backend: str, ranks: Ranks) -> Line:
@@ -248,22 +248,22 @@ def _group(backend: str, ranks: Ranks) -> Line:
     dead = [rank for rank, of in ranks.items() if of.get("doing") == backend]
     if dead:
         words = f"{where(ranks, dead[0])} was killed during this check"
-        return Line(backend, WRONG, words, f"{FIXES[backend]}; its log says more")
+        return Line(WRONG, backend, words, f"{FIXES[backend]}; its log says more")
     for rank, of in sorted(found.items()):
         if of.get("error"):
-            return Line(backend, WRONG, f"{where(ranks, rank)}: {of['error']}", FIXES[backend])
+            return Line(WRONG, backend, f"{where(ranks, rank)}: {of['error']}", FIXES[backend])
     if not found:
-        return Line(backend, NOTE, "not checked because of the errors above")
+        return Line(NOTE, backend, "not checked because of the errors above")
     if len(found) < len(ranks):
         missing = min(set(ranks) - set(found))
-        return Line(backend, WRONG, f"{where(ranks, missing)} did not get this far", FIXES[backend])
+        return Line(WRONG, backend, f"{where(ranks, missing)} did not get this far", FIXES[backend])
     first = found[min(found)]
     if first.get("skipped"):
-        return Line(backend, NOTE if first.get("wanted") else OK, f"not used: {first['skipped']}")
+        return Line(NOTE if first.get("wanted") else OK, backend, f"not used: {first['skipped']}")
     expected = first["ranks"] * (first["ranks"] + 1) / 2
     if any(of.get("sum") != expected for of in found.values()):
-        return Line(backend, WRONG, f"a sum over the ranks is wrong: {[of.get('sum') for of in found.values()]}", "")
-    return Line(backend, OK, f"{first['ranks']} ranks can communicate")
+        return Line(WRONG, backend, f"a sum over the ranks is wrong: {[of.get('sum') for of in found.values()]}", "")
+    return Line(OK, backend, f"{first['ranks']} ranks can communicate")
 
 
 FIXES = {
@@ -280,8 +280,8 @@ def _clocks(times: Sequence[float]) -> Line:
     words = f"those of the nodes differ by {difference:.1f} s"
     fix = "ask the administrators to synchronize them (chrony, NTP)"
     if difference > CLOCK_NOTE_S:
-        return Line("clocks", WRONG if difference > CLOCK_WRONG_S else NOTE, words, fix)
-    return Line("clocks", OK, words)
+        return Line(WRONG if difference > CLOCK_WRONG_S else NOTE, "clocks", words, fix)
+    return Line(OK, "clocks", words)
 
 
 def missing_ranks(asked: Asked, ranks: Ranks) -> list[int]:

@@ -67,8 +67,8 @@ def bandwidth_line(found: Mapping[str, Any], figures: Mapping[str, float], param
         if share < TOO_SLOW:
             fix = "plan with the measured figures (`mmfsdp check --write`); to find out why, export NCCL_DEBUG=INFO in "
             fix += "launch.setup: NCCL then says which network it uses"
-            return Line("bandwidth", NOTE, f"{words}, {share:.0%} of it", fix)
-    return Line("bandwidth", OK, words)
+            return Line(NOTE, "bandwidth", f"{words}, {share:.0%} of it", fix)
+    return Line(OK, "bandwidth", words)
 
 
 def _assumed(params: RunParams, gpu: str, figures: Mapping[str, float]) -> Iterator[tuple[str, float, str]]:

@@ -38,7 +38,7 @@ class SiteReport(Report):
         """Return how many lines are wrong, and where the logs are."""
         if self.ok:
             return f"nothing is wrong in {len(self.lines)} checks"
-        names = ", ".join(dict.fromkeys(line.check for line in self.wrong))
+        names = ", ".join(dict.fromkeys(line.code for line in self.wrong))
         logs = f"; the ranks' logs are in {self.folder}/logs" if self.folder else ""
         return without_controls(f"{len(self.wrong)} of {len(self.lines)} checks failed: {names}{logs}")
 
@@ -57,8 +57,8 @@ class SiteReport(Report):
             heads.append("what to do")
         rows, before = "", ""
         for place, line in zip(self.places, self.lines, strict=True):
-            state = f"<b>{escape(line.state)}</b>" if line.state == WRONG else escape(line.state)
-            texts = ("" if place == before else place, line.check, line.text, line.fix)
+            state = f"<b>{escape(line.level)}</b>" if line.level == WRONG else escape(line.level)
+            texts = ("" if place == before else place, line.code, line.message, line.fix)
             before = place
             rows += f"<tr>{_cell(state)}"
             for text in texts[: len(heads) - 1]:

@@ -21,10 +21,10 @@ def command_lines() -> Iterator[Line]:
     """Yield a line for each command of Slurm that the machine which launches calls."""
     if shutil.which("sbatch"):
         version = run_command("sbatch", "--version").stdout.strip()
-        yield Line("sbatch", OK, f"{version or 'it is there'} ({shutil.which('sbatch')})")
+        yield Line(OK, "sbatch", f"{version or 'it is there'} ({shutil.which('sbatch')})")
     else:
         words = "it is not on PATH here, so no job can be submitted"
-        yield Line("sbatch", WRONG, words, f"{LOGIN_NODE}; inside a Slurm job, launch.executor srun needs no sbatch")
+        yield Line(WRONG, "sbatch", words, f"{LOGIN_NODE}; inside a Slurm job, launch.executor srun needs no sbatch")
     if shutil.which("bash"):
         yield _login_shell()
     yield _asked("squeue", "--noheader", "--format=%i", f"--user={os.getuid()}")
@@ -39,11 +39,11 @@ def _login_shell() -> Line:
     fix = "look for what is slow, or waits for a lock, in ~/.bash_profile, ~/.profile, ~/.bashrc and what they call"
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1:] or [f"it ended with exit code {done.returncode}"]
-        return Line("login shell", WRONG, f"`bash -l -c true`: {said[0]}; each job begins with it", fix)
+        return Line(WRONG, "login shell", f"`bash -l -c true`: {said[0]}; each job begins with it", fix)
     words = f"`bash -l -c true` takes {seconds:.1f} s, and each job begins with it"
     if seconds > SLOW_LOGIN_S:
-        return Line("login shell", WRONG, words, fix)
-    return Line("login shell", OK, words)
+        return Line(WRONG, "login shell", words, fix)
+    return Line(OK, "login shell", words)
 
 
 def _asked(command: str, *options: str) -> Line:
@@ -51,12 +51,12 @@ def _asked(command: str, *options: str) -> Line:
     done = run_command(command, *options)
     words = done.stderr.strip().splitlines()[-1:] or [f"it ended with exit code {done.returncode}"]
     if done.returncode == 0:
-        return Line(command, OK, "it answers")
+        return Line(OK, command, "it answers")
     if command == "sacct":
         without = "the state of a job that has ended is then read from its files"
         if NO_ACCOUNTING in done.stderr.lower():
-            return Line(command, NOTE, f"this cluster has no accounting: {without}")
+            return Line(NOTE, command, f"this cluster has no accounting: {without}")
         fix = f"ask the administrators whether slurmdbd runs; runs work without it: {without}"
-        return Line(command, WRONG, words[0], LOGIN_NODE if done.returncode == 127 else fix)
+        return Line(WRONG, command, words[0], LOGIN_NODE if done.returncode == 127 else fix)
     fix = LOGIN_NODE if done.returncode == 127 else "wait until Slurm's controller answers (`scontrol ping`)"
-    return Line(command, WRONG, f"{words[0]}: the state of runs is then read from their files only", fix)
+    return Line(WRONG, command, f"{words[0]}: the state of runs is then read from their files only", fix)

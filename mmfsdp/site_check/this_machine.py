@@ -49,7 +49,7 @@ def machine_lines(params: RunParams) -> Iterator[Line]:
 
 def _python() -> Line:
     words = f"{platform.python_version()} ({sys.executable}), mmfsdp {mmfsdp.__version__} in {mmfsdp.__path__[0]}"
-    return Line("python", OK, f"{words}, on {socket.gethostname()}")
+    return Line(OK, "python", f"{words}, on {socket.gethostname()}")
 
 
 def _packages() -> Line:
@@ -58,7 +58,7 @@ def _packages() -> Line:
         needed = requires("mmfsdp") or []
     except PackageNotFoundError:
         return Line(
-            "packages", NOTE, "mmfsdp is imported from its folder and not installed, so the versions are not compared"
+            NOTE, "packages", "mmfsdp is imported from its folder and not installed, so the versions are not compared"
         )
     from packaging.requirements import Requirement
 
@@ -73,8 +73,8 @@ def _packages() -> Line:
         elif requirement.name in ("torch", "transformers"):
             versions.append(f"{requirement.name} {found}")
     if wrong:
-        return Line("packages", WRONG, "; ".join(wrong), INSTALL)
-    return Line("packages", OK, ", ".join(versions))
+        return Line(WRONG, "packages", "; ".join(wrong), INSTALL)
+    return Line(OK, "packages", ", ".join(versions))
 
 
 def version_of(package: str) -> str:
@@ -88,21 +88,21 @@ def version_of(package: str) -> str:
 def _cores() -> Line:
     memory = psutil.virtual_memory()
     words = f"{available_cores()} for this process, memory {size(memory.total)}, {size(memory.available)} of it free"
-    return Line("cores", OK, words)
+    return Line(OK, "cores", words)
 
 
 def _gpus() -> Line:
     gpus = count_gpus()
     if gpus:
-        return Line("GPUs", OK, f"torch sees {gpus}")
+        return Line(OK, "GPUs", f"torch sees {gpus}")
     if not has_driver():
-        return Line("GPUs", OK, "none, and no GPU driver")
+        return Line(OK, "GPUs", "none, and no GPU driver")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden in ("", "-1"):
-        return Line("GPUs", NOTE, f"CUDA_VISIBLE_DEVICES={hidden} hides all GPUs", "unset it to train on them")
+        return Line(NOTE, "GPUs", f"CUDA_VISIBLE_DEVICES={hidden} hides all GPUs", "unset it to train on them")
     words = f"there is a GPU driver, but torch {version_of('torch')} sees no GPU"
     fix = "install a torch that is built for it: `python3 install.py --torch-index URL` or `--system-torch`"
-    return Line("GPUs", WRONG, words, fix)
+    return Line(WRONG, "GPUs", words, fix)
 
 
 def _hub(params: RunParams) -> Line:
@@ -110,21 +110,21 @@ def _hub(params: RunParams) -> Line:
         fields = hub_weights(params)
         return hub_line(hub_facts(fields.values()), fields, job_is_offline=is_offline(params))
     except ImportError as error:  # of huggingface_hub or open_clip, with all that they import
-        return Line("hub", WRONG, f"its packages cannot be imported: {error}", INSTALL)
+        return Line(WRONG, "hub", f"its packages cannot be imported: {error}", INSTALL)
 
 
 def place_line(name: str, found: dict[str, Any]) -> Line:
     """Return the line of a folder, of what `probe` has found."""
     fix, path = PLACE_FIXES.get(name, ""), found.get("path", "")
     if found.get("error"):
-        return Line(name, WRONG, f"{path} cannot be written: {found['error']}", fix)
+        return Line(WRONG, name, f"{path} cannot be written: {found['error']}", fix)
     free = found.get("free", 0)
     words = f"{path}, {size(free)} free"
     if name == SHM and free < TOO_LITTLE_SHARED_MEMORY:
-        return Line(name, WRONG, f"{words}: data workers and NCCL need more", fix)
+        return Line(WRONG, name, f"{words}: data workers and NCCL need more", fix)
     if free < (LITTLE_SHARED_MEMORY if name == SHM else LITTLE_BYTES):
-        return Line(name, NOTE, f"{words}, which may be too little", fix)
-    return Line(name, OK, words)
+        return Line(NOTE, name, f"{words}, which may be too little", fix)
+    return Line(OK, name, words)
 
 
 def hub_line(found: dict[str, Any], fields: dict[str, str], *, job_is_offline: bool = False, where: str = "") -> Line:
@@ -144,7 +144,7 @@ def hub_line(found: dict[str, Any], fields: dict[str, str], *, job_is_offline: b
             fix = (
                 "run `mmfsdp fetch` with the same parameters on a machine with internet; all nodes must see its HF_HOME"
             )
-            return Line("hub", WRONG, words, fix)
-        return Line("hub", OK, f"{words}; the first run downloads them")
+            return Line(WRONG, "hub", words, fix)
+        return Line(OK, "hub", f"{words}; the first run downloads them")
     words += "; all weights of this run are in the cache" if fields else "; this run needs no weights from it"
-    return Line("hub", NOTE if error else OK, words)
+    return Line(NOTE if error else OK, "hub", words)

@@ -43,16 +43,16 @@ def lines(request):
 
 
 def wrong(lines: list[Line]) -> list[Line]:
-    return [line for line in lines if line.state == "wrong"]
+    return [line for line in lines if line.level == "wrong"]
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", kept({name: [case[1]] for name, case in CASES.items()}))
 def test_a_mistake_is_found_by_a_line_of_its_own(lines, name):
     _, check, words = CASES[name]
-    assert [line.check for line in wrong(lines[name])] == [check], "\n".join(map(str, lines[name]))
+    assert [line.code for line in wrong(lines[name])] == [check], "\n".join(map(str, lines[name]))
     [line] = wrong(lines[name])
-    assert words in line.text
+    assert words in line.message
     assert line.fix, "it says what to do"
 
 
@@ -66,5 +66,5 @@ def test_nothing_is_found_in_a_right_loop(lines, name):
 @pytest.mark.parametrize("name", NOTES)
 def test_what_is_no_mistake_is_told_in_a_note(lines, name):
     check, words = NOTES[name]
-    [line] = [line for line in lines[name] if line.check == check]
-    assert line.state == "note" and words in line.text
+    [line] = [line for line in lines[name] if line.code == check]
+    assert line.level == "note" and words in line.message

@@ -66,13 +66,13 @@ def lines(request, tmp_path_factory):
 @pytest.mark.parametrize("name", CASES)
 def test_a_mistake_is_found_by_a_line_of_its_own(lines, name):
     listed = "\n".join(map(str, lines[name]))
-    wrong = [line for line in lines[name] if line.state == "wrong"]
+    wrong = [line for line in lines[name] if line.level == "wrong"]
     if name in RIGHT:
         assert not wrong, listed
         return
     check, words = MISTAKES[name]
-    assert [line.check for line in wrong] == [check], listed
-    assert words in wrong[0].text and wrong[0].fix, listed
+    assert [line.code for line in wrong] == [check], listed
+    assert words in wrong[0].message and wrong[0].fix, listed
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -134,13 +134,13 @@ def found(tmp_path_factory):
 
 
 def check_found(lines: list[Line], expected: tuple[str, str] | None) -> None:
-    wrong = {line.check: line.text for line in lines if line.state == "wrong"}
+    wrong = {line.code: line.message for line in lines if line.level == "wrong"}
     if expected is None:
         assert not wrong, "\n".join(map(str, lines))
         return
     check, words = expected
     assert wrong.pop(check, "").startswith(words), "\n".join(map(str, lines))
-    fix = next(line.fix for line in lines if line.check == check)
+    fix = next(line.fix for line in lines if line.code == check)
     assert fix, "it says what to do"
 
 
@@ -155,9 +155,9 @@ def test_a_head_that_computes_another_loss_than_whole_logits_is_found():
 
     inputs = families.Inputs("llava").inputs()
     others = loss_positions(torch.roll(inputs["labels"], 5, dims=1))[:1]
-    assert line_of(inputs).state == "ok"
-    assert line_of({**inputs, "loss_positions": loss_positions(inputs["labels"])}).state == "ok"
-    assert line_of({**inputs, "loss_positions": others}).state == "wrong"
+    assert line_of(inputs).level == "ok"
+    assert line_of({**inputs, "loss_positions": loss_positions(inputs["labels"])}).level == "ok"
+    assert line_of({**inputs, "loss_positions": others}).level == "wrong"
     assert line_of(inputs, in_head=False) is None
 
 
@@ -177,7 +177,7 @@ def test_a_mistake_in_a_loop_of_ones_own_is_found(found, name):
 @pytest.mark.parametrize("name", [*PRESETS, *FAMILIES])
 def test_nothing_is_found_in_presets_and_models_of_transformers(found, name):
     check_found(found[name], None)
-    assert {line.check for line in found[name]} >= {"gradients", "norm", "evaluation", "frozen"}
+    assert {line.code for line in found[name]} >= {"gradients", "norm", "evaluation", "frozen"}
 
 
 @pytest.mark.real

@@ -37,5 +37,5 @@ def test_a_kind_of_ones_own_is_planned_with_its_data_and_tried_with_few_layers(t
 def test_a_kind_of_ones_own_is_verified_run_resumed_and_exported(toy):
     report = verify_run(toy)
     assert report.ok, str(report)
-    lines = {line.check: line.text for line in report.lines}
+    lines = {line.code: line.message for line in report.lines}
     assert lines["resume"].startswith("killed after step") and lines["export"].startswith("it loads")

@@ -30,7 +30,7 @@ def test_this_machine_is_fit_for_runs(tmp_path, capsys):
     assert main(["check", "--json", *words]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] and not report["folder"]
-    states = {line["check"]: line["state"] for line in report["lines"] if line["where"] == "2 ranks on this machine"}
+    states = {line["code"]: line["level"] for line in report["lines"] if line["where"] == "2 ranks on this machine"}
     assert states["ranks"] == states["versions"] == states["address"] == states["gloo"] == "ok", states
     assert not (tmp_path / "runs").exists(), "the folder of the ranks, and that of runs, are deleted"
     figures = read_cluster(str(profile)).machine
@@ -56,10 +56,10 @@ def test_faults_of_a_machine_are_found_each_by_its_line_and_by_a_button(tmp_path
     until(lambda: button.button.description == "Check this machine", words=lambda: button._result.value)
     report = button.report
     assert not button.busy and report._repr_html_() == button._result.value
-    wrong = {line.check: line for line in report.wrong}
+    wrong = {line.code: line for line in report.wrong}
     assert wrong.keys() == FAULTS.keys(), str(report)
     for check, (words, fix) in FAULTS.items():
-        assert words in wrong[check].text and fix in wrong[check].fix, wrong[check]
+        assert words in wrong[check].message and fix in wrong[check].fix, wrong[check]
     assert not report.ok and button._result.value.count("<b>wrong</b>") == len(FAULTS)
     assert str(report).count("wrong  ") == len(FAULTS)
     assert json.loads(report.to_json())["ok"] is False

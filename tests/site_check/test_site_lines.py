@@ -50,11 +50,11 @@ def lines(*ranks, torch="2.14", **changes):
     values = {"launch.executor": "slurm", "launch.ranks": 2, "launch.nodes": 2, "train.device": "cpu"}
     versions = {"torch": torch, "transformers": "5.0", "mmfsdp": "1"}
     asked = Asked(RunParams().change(**values | changes), 2, "t", versions)
-    return {line.check: line for line in rank_lines(asked, dict(enumerate(ranks)))}
+    return {line.code: line for line in rank_lines(asked, dict(enumerate(ranks)))}
 
 
 def test_nothing_is_wrong_where_nothing_is():
-    assert {line.state for line in lines(rank(0), rank(1)).values()} == {"ok"}
+    assert {line.level for line in lines(rank(0), rank(1)).values()} == {"ok"}
 
 
 def test_what_a_rank_finds_is_told_with_its_node_by_the_line_that_is_for_it():
@@ -78,19 +78,19 @@ def test_what_a_rank_finds_is_told_with_its_node_by_the_line_that_is_for_it():
         ("nccl", ("rank 1 on node1 was killed during this check", "NCCL_DEBUG"), {"doing": "nccl"}),
     ):
         found = lines(rank(0), rank(1, **faulty))
-        assert [name for name, line in found.items() if line.state == "wrong"] == [check], found
-        assert words in found[check].text and fix in found[check].fix, found[check]
+        assert [name for name, line in found.items() if line.level == "wrong"] == [check], found
+        assert words in found[check].message and fix in found[check].fix, found[check]
     clocks = lines(rank(0, gloo={"times": [0.0, 90.0]}), rank(1))["clocks"]
-    assert clocks.state == "wrong" and "90.0 s" in clocks.text
+    assert clocks.level == "wrong" and "90.0 s" in clocks.message
 
 
 @pytest.mark.parametrize(("here", "there"), [("2.14", "2.14+cu130"), ("2.14+cpu", "2.14+cpu"), ("2.14+cpu", "2.14")])
 def test_versions_that_differ_in_their_build_alone_are_equal(here, there):
     """A wheel of PyTorch's own index has the build in the version of the package, one of PyPI has not."""
     on_ranks = {"torch": {"version": there}}
-    assert lines(rank(0, **on_ranks), rank(1, **on_ranks), torch=here)["versions"].state == "ok"
+    assert lines(rank(0, **on_ranks), rank(1, **on_ranks), torch=here)["versions"].level == "ok"
     line = lines(rank(0, **on_ranks), rank(1, **on_ranks), torch="2.13+cpu")["versions"]
-    assert line.state == "note" and line.text.endswith("has torch 2.13+cpu")
+    assert line.level == "note" and line.message.endswith("has torch 2.13+cpu")
 
 
 def test_a_check_that_cannot_begin_says_why_and_its_button_can_be_pressed_again(tmp_path, monkeypatch):
@@ -106,7 +106,9 @@ def test_a_job_that_was_promised_gpus_and_sees_none_is_wrong():
     asked = {"train.device": "auto", "launch.gpus_per_node": 1}
     given = {"environment": {"SLURM_GPUS_ON_NODE": "1"}}
     line = lines(rank(0, node=given), rank(1, node=given), **asked)["GPUs of ranks"]
-    assert line.state == "wrong" and "sees 0 of 1, and the job has 1" in line.text and "is a build for CPUs" in line.fix
+    assert (
+        line.level == "wrong" and "sees 0 of 1, and the job has 1" in line.message and "is a build for CPUs" in line.fix
+    )
 
 
 def test_a_folder_is_probed_where_it_is_or_will_be(tmp_path):
@@ -114,8 +116,8 @@ def test_a_folder_is_probed_where_it_is_or_will_be(tmp_path):
     assert not list(tmp_path.iterdir()), "nothing is left behind"
     (tmp_path / "file").touch()
     assert "Not a directory" in probe(str(tmp_path / "file/runs"))["error"]
-    assert place_line(SHM, {"path": "/dev/shm", "free": 64 << 20}).state == "note"
-    assert place_line(SHM, {"path": "/dev/shm", "free": 1 << 20}).state == "wrong"
+    assert place_line(SHM, {"path": "/dev/shm", "free": 64 << 20}).level == "note"
+    assert place_line(SHM, {"path": "/dev/shm", "free": 1 << 20}).level == "wrong"
 
 
 def test_figures_of_a_machine_are_those_by_which_a_plan_counts_seconds(tmp_path):
@@ -142,20 +144,20 @@ def test_figures_of_a_machine_are_those_by_which_a_plan_counts_seconds(tmp_path)
     with pytest.raises(ParamError, match="already has a machine: block; replace it with: # Measured"):
         write_machine(profile, machine_block(figures, ""))
     slow = bandwidth_line(found, figures, params.change(**{"launch.cluster": None}), "NVIDIA A100-SXM4-80GB")
-    assert slow.state == "note" and "a100-infiniband has bandwidth 2.5e+10, measured 1e+09" in slow.text
-    assert bandwidth_line(found, figures, params, "NVIDIA A100-SXM4-80GB").state == "ok", "as the profile says"
+    assert slow.level == "note" and "a100-infiniband has bandwidth 2.5e+10, measured 1e+09" in slow.message
+    assert bandwidth_line(found, figures, params, "NVIDIA A100-SXM4-80GB").level == "ok", "as the profile says"
 
 
 def test_the_table_of_a_check_names_a_place_once_and_has_a_column_for_fixes_where_there_is_one():
-    lines = (Line("python", "ok", "3.11"), Line("cores", "ok", "2"), Line("gloo", "ok", "ranks talk"))
+    lines = (Line("ok", "python", "3.11"), Line("ok", "cores", "2"), Line("ok", "gloo", "ranks talk"))
     report = SiteReport(lines=lines, places=("here", "here", "2 ranks"))
     assert report.table().count(">here<") == 1 and "what to do" not in report.table()
-    wrong = replace(report, lines=(*lines[:2], Line("gloo", "wrong", "silence", "name the interface")))
+    wrong = replace(report, lines=(*lines[:2], Line("wrong", "gloo", "silence", "name the interface")))
     assert "what to do" in wrong.table() and "name the interface" in wrong.table()
 
 
 def test_hostile_words_stay_text():
-    line = Line(f"check {HOSTILE}", "wrong", HOSTILE, HOSTILE)
+    line = Line("wrong", f"check {HOSTILE}", HOSTILE, HOSTILE)
     report = SiteReport(lines=(line,), places=(HOSTILE,), folder=HOSTILE)
     assert "\x1b" not in str(report) + repr(report) and "title" not in str(report)
     html = report._repr_html_()
@@ -168,7 +170,7 @@ def test_damaged_facts_are_lines_too():
     band = {"backend": "gloo", "ranks": 2, "local_ranks": 1, "all": rows, "inside": rows}
     gpus = [{"name": "H100", "memory": 8e10, "uuid": "u"}]
     good = rank(0, torch={"gpus": gpus}) | {"bandwidth": band}
-    assert "a rank sends, in GB/s" in lines(facts_of(good), facts_of(rank(1)))["bandwidth"].text
+    assert "a rank sends, in GB/s" in lines(facts_of(good), facts_of(rank(1)))["bandwidth"].message
     for damaged in cases(good, 500):
         facts = facts_of(damaged)
         told = lines(facts, facts_of(rank(1)), **{"train.device": "auto", "launch.gpus_per_node": 1})

@@ -177,11 +177,11 @@ def test_planted_faults_of_a_cluster_are_found_each_by_its_line(cluster, planted
         fault = faults(planted)[name]
         out, err = started[name].communicate(timeout=240)
         lines = json.loads(out)["lines"] if out else []
-        wrong = {line["check"]: line for line in lines if line["state"] == "wrong"}
+        wrong = {line["code"]: line for line in lines if line["level"] == "wrong"}
         right = wrong.keys() == fault.found.keys() and started[name].returncode == int(bool(wrong))
         for check, (words, fix) in fault.found.items():
-            line = wrong.get(check, {"text": "", "fix": ""})
-            right = right and words in line["text"] and fix in line["fix"]
+            line = wrong.get(check, {"message": "", "fix": ""})
+            right = right and words in line["message"] and fix in line["fix"]
         if not right:
             mistakes.append(f"{name}: {started[name].returncode} {json.dumps(list(wrong.values()), indent=1)}\n{err}")
     assert not mistakes, "\n".join(mistakes)
