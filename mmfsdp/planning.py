@@ -13,13 +13,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from .core.collectives import rank
-from .core.lint import lint
 from .core.optimizer_states import kept_states
 from .core.plan import WrapPlan
 from .core.planner import mesh_shape, plan_units
 from .core.quantize import quantized_copy
 from .core.wrap import apply_plan
 from .lint.cost import lint_cost
+from .lint.plan import lint
 from .params import Device, FrozenPolicy, FSDPParams, ParamError, TrainParams
 from .predict.auto import choose_policies
 from .predict.memory_events import with_recording

@@ -130,13 +130,12 @@ def lint() -> str:
     """Each finding of the lint, by its code: what it says, and its fix."""
     rows: dict[str, list[str]] = {}
     calls = []
-    for file in ("core/lint.py", "lint/cost.py", "compat/describe_lint.py"):
-        calls += _calls(ROOT / "mmfsdp" / file, ("_error", "warning"))
+    for file in ("core/guards.py", "lint/plan.py", "lint/cost.py", "compat/describe_lint.py"):
+        calls += _calls(ROOT / "mmfsdp" / file, ("error", "warning"))
     for call in calls:
         code, says = _text(call.args[0]), _text(call.args[1], either=True)
         assert isinstance(call.func, ast.Name)
-        level = {"_error": "error", "warning": "warning"}[call.func.id]
-        rows.setdefault(code, [f"`{code}`", level, _cell_of(says)])
+        rows.setdefault(code, [f"`{code}`", call.func.id, _cell_of(says)])
     return _table(["code", "level", "what it says, and what to do"], sorted(rows.values(), key=lambda row: row[1]))
 
 

@@ -22,8 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
-from mmfsdp.core.nf4 import FORMAT as NF4
 from mmfsdp.params.own_modules import is_installed, is_of_package
+from mmfsdp.quantized.nf4 import FORMAT as NF4
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)

@@ -13,7 +13,7 @@ from tests.processes import in_fresh_python
 PACKAGE = Path(__file__).resolve().parent.parent / "mmfsdp"
 
 ROOMS = (
-    "params core lint predict planning checkpoint "
+    "params core backends quantized lint predict planning checkpoint "
     "data hangs run models shapes train compat bench checks site_check widgets cli"
 ).split()
 """From the bottom up."""
@@ -28,7 +28,7 @@ LATE |= {("bench", "widgets"), ("run", "models")}
 """Upward imports, inside a function: a run is prepared before it starts; Flamingo.wrap_fsdp is OpenFlamingo's; a
 backbone to pretrain has a tokenizer before that; a bench draws plans; a process imports a run's model before its ranks
 are forked."""
-ONLY_ON_GPUS = "core.nf4_kernel"
+ONLY_ON_GPUS = "quantized.nf4_kernel"
 """The one file of the small package that is imported inside a function: it needs triton, of torch's builds for GPUs."""
 NEVER = {("checkpoint", "predict"), ("widgets", "compat"), ("widgets", "bench"), ("widgets", "checks")}
 """Downward imports that no file needs."""
@@ -92,9 +92,10 @@ def test_no_file_imports_itself_by_way_of_others():
     TopologicalSorter(graph).prepare()  # raises CycleError with the cycle
 
 
-def test_core_imports_torch_and_params_only():
+@pytest.mark.parametrize("room", [room for room in SMALL if room not in ("params", "checkpoint")])
+def test_planning_and_stepping_needs_torch_only(room):
     """And one file triton, which comes with torch's builds for GPUs; it is imported where a GPU first needs it."""
-    for path in files("core"):
+    for path in files(room):
         allowed = {"torch", "triton"} if path.name == "nf4_kernel.py" else {"torch"}
         for node in ast.walk(ast.parse(path.read_text())):
             roots = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

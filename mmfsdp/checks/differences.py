@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from ..core.lint import list_all
+from ..core.guards import list_all
 from ..core.names import plain_name
 from ..core.step import local_part
 from ..models.own_kind import tensors_in

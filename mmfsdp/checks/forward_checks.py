@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from ..checkpoint.gather import gather_json
-from ..core.lint import list_all
+from ..core.guards import list_all
 from ..data.own_random import own_random, seed_all
 from ..models.own_kind import tensors_in
 from ..train.meters import Collectives

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..core.freeze import train_mode
+from ..core.guards import list_all
 from ..core.inference import keep_gathered
-from ..core.lint import list_all
 from ..core.micro_batch import label_tokens, loss_of
 from ..core.quantize import quantize_model
 from ..core.step import train_step

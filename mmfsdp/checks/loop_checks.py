@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..checkpoint.gather import gather_json
 from ..core.freeze import frozen_modules
-from ..core.lint import list_all
+from ..core.guards import list_all
 from ..data.own_random import seed_all
 from .differences import digest, parts, rank_factors
 from .lines import NOTE, OK, WRONG, Line

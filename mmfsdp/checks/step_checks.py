@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from ..checkpoint.gather import gather_json
-from ..core.lint import list_all
+from ..core.guards import list_all
 from ..core.names import plain_name, tied_names
 from ..core.parameters import hook_names
 from ..core.units import decays

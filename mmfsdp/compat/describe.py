@@ -14,14 +14,14 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from ..core.lint import lint
 from ..core.model_record import plan_of
 from ..core.names import plain_name
 from ..core.plan import Unit, UnitKind, WrapPlan
 from ..core.trace import Trace, trace_registration
-from ..core.unit_bytes import with_bytes
+from ..core.unit_rules import with_bytes
 from ..core.units import buffer_bytes, torch_dtype, unit_name
 from ..lint.cost import lint_cost
+from ..lint.plan import lint
 from ..params import FrozenPolicy, FSDPParams, ShardingStrategy
 from .describe_flat import left_out, precision_of, read_ddp, read_fsdp1, read_param
 from .describe_lint import lint_switches

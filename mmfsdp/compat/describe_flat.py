@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..core.names import plain_name
 from ..core.plan import Param, Unit, UnitKind, WrapPlan
 from ..core.trace import Trace, trace_registration
-from ..core.unit_bytes import with_bytes
+from ..core.unit_rules import with_bytes
 from ..core.units import buffer_bytes, decays, unit_name
 from ..params import AutoWrapPolicy, Backend, BackwardPrefetch, FrozenPolicy, FSDPParams, Precision, ShardingStrategy
 

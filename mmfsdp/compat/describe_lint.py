@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from ..core.lint import some, warning
+from ..core.guards import some, warning
 from ..core.names import plain_name
 from ..core.plan import WrapPlan
 from ..core.reshard import parameter_groups

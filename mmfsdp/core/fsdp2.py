@@ -8,13 +8,22 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 
 from ..params import BackwardPrefetch
-from .group import wrap_order
+from .group import inner_units_first
+from .parameters import attributes_by_name, keep_attributes
 from .plan import Unit, WrapPlan
 from .recompute import in_backward
 from .units import torch_dtype
+from .wrapper import Wrapper
 
 
 def wrap_fsdp2(
@@ -30,6 +39,7 @@ def wrap_fsdp2(
 
     replicated: parameters that FSDP leaves whole. fill: fills modules on the meta device.
     """
+    attributes = attributes_by_name(model)
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if plan.fsdp.cpu_offload else OffloadPolicy()
     for unit in inner_units_first(plan):
         fill(unit.modules)
@@ -47,14 +57,8 @@ def wrap_fsdp2(
         if unit.params and not unit.needed_in_backward:
             fsdp_module(model, unit).set_unshard_in_backward(False)
     set_prefetch(model, plan)
+    keep_attributes(model, attributes)
     return model
-
-
-def inner_units_first(plan: WrapPlan) -> list[Unit]:
-    """Return the sharded units, each after the units inside it: a wrapper takes the parameters that are left."""
-    # The root comes last: it takes what no other unit holds, and starts their all-gathers.
-    order, _ = wrap_order([unit.modules for unit in plan.sharded_units])
-    return [plan.sharded_units[index] for index in order]
 
 
 def mixed_precision(unit: Unit, plan: WrapPlan) -> MixedPrecisionPolicy:
@@ -99,3 +103,30 @@ def fsdp_module(model: nn.Module, unit: Unit) -> FSDPModule:
     module = model.get_submodule(unit.modules[0])
     assert isinstance(module, FSDPModule)
     return module
+
+
+class FSDP2Wrapper(Wrapper):
+    """Wraps with `fully_shard`."""
+
+    def wrap(
+        self,
+        model: nn.Module,
+        plan: WrapPlan,
+        *,
+        device: torch.device,
+        mesh: DeviceMesh,
+        replicated: set[nn.Parameter],
+        fill: Callable[[Sequence[str]], None],
+    ) -> nn.Module:
+        """Shard the model in place; see `wrap_fsdp2`."""
+        return wrap_fsdp2(model, plan, device=device, mesh=mesh, replicated=replicated, fill=fill)
+
+    def generate(
+        self, wrapped: nn.Module, model: nn.Module, plan: WrapPlan, device: torch.device
+    ) -> Callable[..., Any]:
+        """Return the model's `generate`, around which FSDP2 gathers the root as around a forward."""
+        register_fsdp_forward_method(model, "generate")
+        return super().generate(wrapped, model, plan, device)
+
+
+WRAPPER = FSDP2Wrapper()

@@ -13,10 +13,10 @@ from os.path import commonprefix
 from torch import nn
 from torch.distributed.fsdp.wrap import _recursive_wrap, size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
-from ..params import AutoWrapPolicy, Backend, FSDPParams, ParamError
+from ..params import AutoWrapPolicy, FSDPParams, ParamError
 from ..params.base import did_you_mean
 from .names import ancestors, tied_names
-from .plan import UnitKind
+from .plan import Unit, UnitKind, WrapPlan
 from .trace import Trace, has_forward
 
 MIN_UNIT_PARAMETERS = 1_000_000
@@ -35,9 +35,9 @@ def group_modules(model: nn.Module, params: FSDPParams, trace: Trace) -> tuple[l
         for name in chosen_by_torch(model, params):
             if trace.calls[name]:  # a unit gathers in its module's forward
                 groups.append([name])
-    if params.effective_backend is Backend.FSDP1:
-        return split_for_fsdp1(model, groups, trace)
-    return join_tied(model, groups, trace), set()
+    # A `Wrapper` (wrapper.py), which looks for tied parameters: most join groups by `join_tied` below.
+    split: tuple[list[list[str]], set[str]] = params.effective_backend.load().groups(model, groups, trace)
+    return split
 
 
 def chosen_by_torch(model: nn.Module, params: FSDPParams) -> list[str]:
@@ -286,6 +286,13 @@ def wrap_order(groups: Sequence[Sequence[str]]) -> tuple[list[int], list[int]]:
     return order, left
 
 
+def inner_units_first(plan: WrapPlan) -> list[Unit]:
+    """Return the sharded units, each after the units inside it: a wrapper takes the parameters that are left."""
+    # The root comes last: it takes what no other unit holds, and starts their all-gathers.
+    order, _ = wrap_order([unit.modules for unit in plan.sharded_units])
+    return [plan.sharded_units[index] for index in order]
+
+
 def join_tied(model: nn.Module, groups: list[list[str]], trace: Trace) -> list[list[str]]:
     """FSDP2: make one group of those that share a tied parameter, since one unit must gather it for all of them.
 
@@ -323,33 +330,6 @@ def _as_one(groups: list[list[str]], joined: Collection[int | None], modules: li
         else:
             apart.append(group)
     return [*apart, outermost(list(dict.fromkeys(together + modules)))]
-
-
-def split_for_fsdp1(model: nn.Module, groups: list[list[str]], trace: Trace) -> tuple[list[list[str]], set[str]]:
-    """FSDP1: make each module a group, since a unit is one module, and see to tied parameters.
-
-    A trainable one gets the innermost module around all its places. A frozen one is replicated: its names are returned.
-    """
-    split: list[list[str]] = []
-    for group in groups:
-        split += [[module] for module in group]
-    replicated: set[str] = set()
-    for first_name, names in tied_names(model).items():
-        owners = owning_groups(names, split)
-        if len(owners) == 1:
-            continue
-        if not model.get_parameter(first_name).requires_grad:
-            # A unit around all its places would be mixed, and FSDP1 would reduce the frozen part as well.
-            replicated.update(names)
-            continue
-        # The module around all its places may be a list, which has no forward.
-        common = common_module(names)
-        around = next(module for module in (common, *ancestors(common)) if not module or trace.calls[module])
-        # The units of its places would each gather it, so one unit around them takes their part.
-        split = [group for index, group in enumerate(split) if index not in owners]
-        if around and [around] not in split:
-            split.append([around])
-    return split, replicated
 
 
 def common_module(names: Sequence[str]) -> str:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-from ..params import Backend, ParamError
-from . import fsdp1
+from ..params import ParamError
 from .model_record import record_of
 from .plan import WrapPlan
 from .recompute import in_backward
 from .reshard import drop_failed_step, forward_order, in_forward, reshard
+from .wrapper import Wrapper
 
 
 def reshard_without_gradients(wrapped: nn.Module) -> None:
@@ -99,11 +99,8 @@ def serve_generate(wrapped: nn.Module, model: nn.Module, plan: WrapPlan, device:
     """Give the wrapped model a `generate` that gathers what it needs and leaves every unit sharded."""
     if not hasattr(model, "generate"):
         return
-    if plan.backend is Backend.FSDP2:
-        register_fsdp_forward_method(model, "generate")
-    unsharded: Callable[..., Any] = model.generate  # type: ignore[assignment]
-    if plan.backend is Backend.FSDP1:
-        unsharded = partial(fsdp1.generate, wrapped, plan, device)  # type: ignore[arg-type]
+    wrapper: Wrapper = plan.backend.load()
+    unsharded = wrapper.generate(wrapped, model, plan, device)
 
     @wraps(model.generate)  # type: ignore[arg-type]
     def generate(*args: Any, **kwargs: Any) -> Any:

@@ -269,6 +269,11 @@ class WrapPlan:
         """The backend that runs: torch's FSDP1 and FSDP2 shard nothing on a mesh of one, for example."""
         return self.fsdp.effective_backend
 
+    @cached_property
+    def rules(self) -> Any:
+        """Its backend's rules for a unit, a `UnitRules`; see unit_rules.py."""
+        return self.backend.rules
+
     @property
     def refused(self) -> bool:
         """The lint found errors."""
@@ -382,7 +387,7 @@ def plan_table(plan: WrapPlan) -> str:
     units = [unit for unit in plan.units if unit.params]
     mesh = str(plan.shard) if plan.replicate == 1 else f"{plan.replicate} x {plan.shard}"
     title = f"{plan.backend} on {plan.world_size} ranks ({mesh}), "
-    if plan.backend is not Backend.DDP:  # which shards nothing
+    if plan.rules.shards:
         title += f"{plan.fsdp.sharding_strategy}, "
     title += f"{plan.fsdp.auto_wrap_policy}: {len(units)} units"
     rule = "-" * WIDTH

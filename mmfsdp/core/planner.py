@@ -10,11 +10,12 @@ from typing import Any
 
 from torch import nn
 
-from ..params import HYBRID, Backend, FrozenPolicy, FSDPParams, ParamError
+from ..params import HYBRID, FrozenPolicy, FSDPParams, ParamError
 from .group import group_modules
 from .plan import Unit, UnitKind, WrapPlan
 from .trace import Trace, trace
-from .units import assign_parameters, buffer_bytes, build_units
+from .units import buffer_bytes, build_units
+from .wrapper import Wrapper
 
 
 @dataclass(frozen=True)
@@ -31,16 +32,12 @@ def trace_and_group(model: nn.Module, params: FSDPParams, example: dict[str, Any
     """Trace the model and group its modules."""
     first_trace = trace(model, example, fsdp=params)
     groups, replicated = group_modules(model, params, first_trace)
-    if params.effective_backend is Backend.FSDP1:
-        # FSDP1 makes one parameter of a mixed unit, and computes gradients of all of it: backward passes through more.
-        trained_too: list[str] = []
-        for _, members in assign_parameters(model, params, groups, replicated, first_trace):
-            if UnitKind.of(p.trainable for p in members) is UnitKind.MIXED:
-                trained_too += [p.name for p in members if p.is_floating]
-        if trained_too:
-            second_trace = trace(model, example, trained_too, fsdp=params)
-            first_trace.grad_flow |= second_trace.grad_flow
-            first_trace.returns_gradient |= second_trace.returns_gradient
+    wrapper: Wrapper = params.effective_backend.load()
+    trained_too = wrapper.trained_too(model, params, groups, replicated, first_trace)
+    if trained_too:  # then backward passes through more
+        second_trace = trace(model, example, trained_too, fsdp=params)
+        first_trace.grad_flow |= second_trace.grad_flow
+        first_trace.returns_gradient |= second_trace.returns_gradient
     return Grouped(first_trace, groups, replicated)
 
 
@@ -79,7 +76,8 @@ def check_units(params: FSDPParams, units: tuple[Unit, ...]) -> None:
 
 def mesh_shape(params: FSDPParams, world_size: int) -> tuple[int, int]:
     """Return (replicate, shard): ranks along each axis of the mesh. Raises ParamError if they do not fit the world."""
-    if params.effective_backend is Backend.DDP:
+    rules = params.effective_backend.rules
+    if not rules.shards:
         return world_size, 1
     if params.sharding_strategy not in HYBRID:  # each rank holds a shard of its own
         return 1, world_size
@@ -98,7 +96,7 @@ def mesh_shape(params: FSDPParams, world_size: int) -> tuple[int, int]:
             f"dp_replicate {replicate} x dp_shard {shard} makes {replicate * shard} ranks, not {world_size}; set "
             "one of them, or both, to divisors of it",
         )
-    if shard == 1 and replicate > 1 and params.backend is Backend.FSDP1:
+    if shard == 1 and replicate > 1 and rules.flat:
         raise ParamError(
             "dp_shard",
             "1 leaves FSDP1 nothing to shard; raise it, or set sharding_strategy to NO_SHARD or backend to FSDP2",

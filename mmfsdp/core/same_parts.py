@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..params import ParamError
 from .collectives import answering_ranks, gather_through_store, rank, world_size
-from .lint import list_all
+from .guards import list_all
 from .model_record import record_of
 from .names import plain_name
 from .reshard import parameter_groups

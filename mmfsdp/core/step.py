@@ -21,7 +21,7 @@ from ..params import ParamError, Precision
 from ..params.findings import stop_at_errors
 from .collectives import compute_device, rank, sum_over_ranks, world_size
 from .gradient_sync import gradient_sync
-from .lint import hooks_after_wrapping, list_all, model_changed
+from .guards import hooks_after_wrapping, list_all, model_changed
 from .micro_batch import StepBatch, as_batches, check_loss, label_tokens, lint_loss, logits_of, loss_of
 from .model_record import plan_of, record_of
 from .names import plain_name, unwrapped

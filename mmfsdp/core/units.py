@@ -9,14 +9,14 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from ..params import Backend, FrozenPolicy, FSDPParams, ParamError
+from ..params import FrozenPolicy, FSDPParams, ParamError
 from .group import common_module, contains, owning_group
 from .names import ancestors, named_tensors
 from .plan import ITEMSIZE, ROOT, Param, Unit, UnitKind
 from .quantize import count_weights, matrix_name
 from .recompute import recomputed_modules
 from .trace import Trace
-from .unit_bytes import with_bytes
+from .unit_rules import with_bytes
 
 EMBEDDING_ENDINGS = ("latents", "embs", "embed", "embedding", "embeddings", "token", "query", "queries")
 """Endings of the names of learned embeddings and queries: weight decay is not for them."""
@@ -56,7 +56,7 @@ def build_units(
             compute_dtype=compute_dtype(params, fsdp),
             grad_flow=_has_grad_flow(modules, params, fsdp, trace),
             recomputed=_is_inside(params, recomputed),
-            sharded=fsdp.effective_backend is not Backend.DDP,
+            sharded=fsdp.effective_backend.rules.shards,
         )
         if unit.kind is UnitKind.FROZEN:
             # What must be replicated has a unit of its own, so its first parameter tells.
@@ -154,7 +154,7 @@ def _has_grad_flow(modules: Modules, params: list[Param], fsdp: FSDPParams, trac
     """Return True if backward needs the unit's weights: not if it is frozen and its input needs no gradient."""
     if any(p.trainable or p.name in trace.grad_flow for p in params):
         return True
-    if params and fsdp.effective_backend is Backend.FSDP1:
+    if params and fsdp.effective_backend.rules.flat:
         # FSDP1 gathers a unit as soon as the output of its module has a gradient, whichever part of it needs that.
         return not trace.returns_gradient.isdisjoint(modules)
     return False
@@ -194,7 +194,7 @@ def _with_gathers(unit: Unit, fsdp: FSDPParams, trace: Trace, *, stays: bool) ->
     reshard = not unit.is_root and not (unit.needed_in_backward and (keep or stays))
     # FSDP1 has one switch for both: what it keeps after forward it frees after backward, unless under `no_sync`.
     reshard_after_backward = reshard
-    if fsdp.effective_backend is Backend.FSDP2:
+    if fsdp.effective_backend.rules.by_parameter:
         reshard_after_backward = not keep
     # These counts assume that a unit runs once. With an example, predict/memory.py counts them (`with_gathers`).
     gathered = bool(unit.params) and any(trace.calls[name] for name in unit.modules)

@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from ..params import ParamError
 from .collectives import gather_through_store, is_distributed, rank
 from .freeze import frozen_modules
-from .lint import list_all
+from .guards import list_all
 from .model_record import record_of
 from .names import plain_name
 from .reshard import parameter_groups

@@ -1,1 +1,1 @@
-"""Find what is wrong with a plan before any rank starts: what makes it cost more than it need."""
+"""Find what is wrong with a plan before any rank starts: mistakes (plan.py), and what costs too much (cost.py)."""

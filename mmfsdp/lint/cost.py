@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from ..core.group import MIN_UNIT_PARAMETERS
-from ..core.lint import some, warning
+from ..core.guards import some, warning
 from ..core.names import plain_name
 from ..core.plan import Param, UnitKind, WrapPlan
 from ..core.recompute import checkpoints_itself
 from ..core.token_loss import SWITCHED_OFF
 from ..core.trace import output_made_to_require_grad
-from ..params import AutoWrapPolicy, Backend
+from ..params import AutoWrapPolicy
 from ..params.findings import Finding
 
 MAX_PADDING_SHARE = 0.25
@@ -75,7 +75,7 @@ def _left_in_root(plan: WrapPlan) -> Iterator[Finding]:
 def _over_sharded(plan: WrapPlan) -> Iterator[Finding]:
     """Find parameters with fewer rows than ranks that shard them, such as experts, if padding them costs much."""
     # FSDP2 shards the first dim of each parameter. FSDP1 shards a flat one, which has as many rows as elements.
-    if plan.backend is not Backend.FSDP2 or padding_share(plan, plan.shard) <= MAX_PADDING_SHARE:
+    if not plan.rules.by_parameter or padding_share(plan, plan.shard) <= MAX_PADDING_SHARE:
         return
     fitting = []
     for shard in range(2, plan.shard):

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from ..core.lint import WRAPPERS
+from ..core.guards import WRAPPERS
 from ..params import BackboneParams, ParamError
 from ..params.base import unknown_key
 from .published import explain_loading, leftover_keys

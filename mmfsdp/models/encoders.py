@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
-from ..core.lint import WRAPPERS
+from ..core.guards import WRAPPERS
 from ..params import BackboneParams, BackboneSource, ParamError
 from .backbones import load_config, load_from_transformers, output_shape
 

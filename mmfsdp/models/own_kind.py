@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.nn.parameter import is_lazy
 
 from ..core.fake_tensors import RealValues, copy_inputs, fake_mode, fake_model
-from ..core.lint import WRAPPERS
+from ..core.guards import WRAPPERS
 from ..core.micro_batch import check_loss, is_scalar_loss, loss_of
 from ..core.names import named_tensors
 from ..core.parameters import new_parameter

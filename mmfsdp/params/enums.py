@@ -49,11 +49,41 @@ class Choice(str, Enum):
 
 
 class Backend(Choice):
-    """torch's data-parallel wrapper that runs the plan."""
+    """torch's data-parallel wrapper that runs the plan. `load` returns its `Wrapper`; see core/wrapper.py."""
 
-    DDP = "DDP", "DistributedDataParallel: every rank holds everything, gradients are all-reduced."
-    FSDP1 = "FSDP1", "FullyShardedDataParallel: one flat parameter per unit, sharded over the ranks."
-    FSDP2 = "FSDP2", "fully_shard: each parameter sharded on its first dim; frozen and trainable may share a unit."
+    rules_path: str
+    """Import path of its `UnitRules`, for which no torch is imported; see core/unit_rules.py."""
+
+    def __new__(cls, value: str, description: str = "", code: str = "", rules_path: str = "") -> Backend:
+        """Return a member that equals its value."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.description, member.code, member.rules_path = description, code, rules_path
+        return member
+
+    DDP = (
+        "DDP",
+        "DistributedDataParallel: every rank holds everything, gradients are all-reduced.",
+        "mmfsdp.backends.ddp:WRAPPER",
+        "mmfsdp.backends.rules:WHOLE",
+    )
+    FSDP1 = (
+        "FSDP1",
+        "FullyShardedDataParallel: one flat parameter per unit, sharded over the ranks.",
+        "mmfsdp.backends.fsdp1:WRAPPER",
+        "mmfsdp.backends.rules:FLAT",
+    )
+    FSDP2 = (
+        "FSDP2",
+        "fully_shard: each parameter sharded on its first dim; frozen and trainable may share a unit.",
+        "mmfsdp.core.fsdp2:WRAPPER",
+        "mmfsdp.core.unit_rules:BY_PARAMETER",
+    )
+
+    @property
+    def rules(self) -> Any:
+        """Return its rules for a unit."""
+        return imported(self.rules_path)
 
 
 class ShardingStrategy(Choice):
@@ -151,12 +181,12 @@ class FrozenDtype(Choice):
     INT8 = (
         "int8",
         "8 bits for each weight of a frozen matrix, and a scale for each of its rows.",
-        "mmfsdp.core.int8:FORMAT",
+        "mmfsdp.quantized.int8:FORMAT",
     )
     NF4 = (
         "nf4",
         "4 bits for each weight of a frozen matrix, and a scale for every 64 in a row (QLoRA).",
-        "mmfsdp.core.nf4:FORMAT",
+        "mmfsdp.quantized.nf4:FORMAT",
     )
 
     @property

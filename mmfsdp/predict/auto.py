@@ -10,7 +10,7 @@ from torch import nn
 from ..core.optimizer_states import kept_states
 from ..core.plan import Unit, WrapPlan
 from ..core.planner import Grouped, plan_units
-from ..core.unit_bytes import UnitBytesTable
+from ..core.unit_rules import UnitBytesTable
 from ..params import FrozenPolicy, FSDPParams, ParamError, TrainParams
 from ..params.numbers import size
 from .memory import step_walk, with_gathers

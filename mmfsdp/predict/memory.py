@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ..core.plan import Unit, WrapPlan
-from ..core.unit_bytes import UnitBytesTable
-from ..params import Backend, BackwardPrefetch, Device, TrainParams
+from ..core.unit_rules import UnitBytesTable
+from ..params import BackwardPrefetch, Device, TrainParams
 
 MAX_MICRO_STEPS = 3
 """That a walk passes: those between the first and the last are alike."""
@@ -73,7 +73,7 @@ def memory_at_rest(plan: WrapPlan, table: UnitBytesTable | None = None) -> Memor
             gathered_for_a_while.append(unit.unsharded_bytes)
         else:
             gathered += unit.unsharded_bytes
-        if plan.backend is Backend.FSDP2:  # it gathers into a flat buffer and copies out of it; FSDP1 gathers in place
+        if plan.rules.by_parameter:  # it is gathered into a flat buffer and copied out of it
             gather_buffer = max(gather_buffer, unit.unsharded_bytes)
         reduce_buffer = max(reduce_buffer, unit.reduced_bytes + counted.unreduced)
     gathered += sum(sorted(gathered_for_a_while)[-2:])  # one unit runs while the next is prefetched
@@ -116,7 +116,7 @@ def step_walk(
     at_rest, host = memory_at_rest(plan, table), memory_on_host(plan, train)
     # These stay as they are over the step. The buckets of DDP hold its gradients between steps, too.
     constant = replace(at_rest, gathered=0, buffers=0)
-    if plan.backend is not Backend.DDP:
+    if plan.rules.shards:
         constant = replace(constant, gradients=0)
     if host:
         parameters, optimizer = at_rest.parameters - host.parameters, at_rest.optimizer - host.optimizer
@@ -225,7 +225,7 @@ class StepWalk:
         self.finished: set[int] = set()  # orders of units whose backward is over, in this micro-step
         # The rest of `constant` is counted again at each event.
         self.fixed_bytes = self.constant.parameters + self.constant.module_buffers + self.constant.optimizer
-        self.fsdp1 = self.plan.backend is Backend.FSDP1
+        self.flat = self.plan.rules.flat  # FSDP1
 
     @property
     def peak(self) -> Memory:
@@ -249,7 +249,7 @@ class StepWalk:
             if event.event != "free_reduce_input":  # so that all ways to wrap a model have the same number of events
                 self.events += 1
             # Autograd adds to the gradients of earlier micro-steps in place; FSDP1 makes a new flat one each time.
-            in_place = self.accumulated.total > 0 and not self.fsdp1
+            in_place = self.accumulated.total > 0 and not self.flat
             self.activations, activations_after = event.peak, event.allocated
             if in_place:
                 self.activations = event.peak_without_grads
@@ -306,7 +306,7 @@ class StepWalk:
         if unit.is_root:
             self.copied_output = 0  # _fsdp_state.py, _post_forward of the root
         # FSDP2 keeps a unit that is recomputed in backward: its own backward comes next.
-        if unit.reshard_after_forward and (self.fsdp1 or self.phase == "forward"):
+        if unit.reshard_after_forward and (self.flat or self.phase == "forward"):
             self.reshard(unit)
 
     def pre_backward(self, unit: Unit) -> None:
@@ -331,7 +331,7 @@ class StepWalk:
         # such buffers at a time, depending on the load; one is counted.
         if self.on_cpu:
             transient += unit.unsharded_bytes
-        if self.fsdp1:
+        if self.flat:
             self.unsharded[unit.order] = unit.unsharded_bytes
         else:  # one flat output for all parameters (_fsdp_collectives.py, foreach_all_gather), for more than one rank
             self.gather_outputs[unit.order] = unit.unsharded_bytes if self.plan.shard > 1 else 0
@@ -361,14 +361,14 @@ class StepWalk:
         computed = self.table.of(unit).unreduced
         earlier = self.accumulated.pop(unit.order)
         self.finished.add(unit.order)
-        if self.fsdp1:
+        if self.flat:
             self.compare(computed + earlier)  # autograd copies the parameters' gradients into one flat gradient
             self.activations -= computed
         self.reshard(unit)
         if not unit.reduced_bytes:
             return
         if not self.last:
-            self.accumulated[unit.order] = computed if self.fsdp1 else unit.reduced_bytes
+            self.accumulated[unit.order] = computed if self.flat else unit.reduced_bytes
         elif unit.sharded:
             self.reduce(unit, computed, earlier)
         elif self.recorder:
@@ -394,7 +394,7 @@ class StepWalk:
         gloo_copy = 0
         if self.on_cpu and self.plan.shard > 1:  # gloo all-reduces a copy (ProcessGroupGloo.cpp, reduce_scatter)
             gloo_copy = unit.reduced_bytes
-        if self.fsdp1:  # _runtime_utils.py, _post_backward_hook
+        if self.flat:  # _runtime_utils.py, _post_backward_hook
             if self.plan.fsdp.backward_prefetch is BackwardPrefetch.BACKWARD_POST:
                 ahead = self.plan.prefetched_in_backward.get(unit.order)
                 if ahead and ahead.order not in self.finished:  # _runtime_utils.py, _get_handle_to_prefetch

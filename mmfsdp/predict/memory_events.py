@@ -27,10 +27,10 @@ from ..core.plan import MemoryEvent, Unit, UnitKind, WrapPlan
 from ..core.precision import cast_inputs
 from ..core.quantize import quantized_copy
 from ..core.recompute import checkpoint_activations, in_backward
-from ..core.unit_bytes import gradient_params, with_bytes
+from ..core.unit_rules import with_bytes
 from ..core.units import torch_dtype
 from ..lint.cost import loss_in_pieces_of_torch, without_gradient
-from ..params import Backend, ParamError
+from ..params import ParamError
 from .memory import with_gathers
 from .work import Work, WorkCounter
 
@@ -70,13 +70,13 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
     dtypes = {}  # in which parameters are computed with; DDP leaves casting to autocast
     for unit in plan.units:
         for p in unit.params:
-            dtypes[p.name] = torch_dtype(p.dtype if plan.backend is Backend.DDP else unit.computed_dtype(p))
+            dtypes[p.name] = torch_dtype(unit.computed_dtype(p) if plan.rules.shards else p.dtype)
     # In training mode: dropout and batch norm then keep tensors for backward.
     fake = fake_model(quantized_copy(model, plan.fsdp), mode, dtypes, buffer_dtype).train()
     inputs = copy_inputs(example, mode)  # kept to the end, so that no new storage has the address of an input's
     for unit in plan.units:
         # In FSDP1, frozen parameters of a mixed unit get gradients, too: all are views of one flat parameter.
-        for p in gradient_params(plan, unit):
+        for p in plan.rules.gradient_params(unit):
             fake.get_parameter(p.name).requires_grad_()
     checkpoint_activations(fake, plan.fsdp, preserve_rng_state=False)
     recorder = MemoryRecorder(plan, fake, inputs)
@@ -122,10 +122,10 @@ def with_memory_events(model: nn.Module, plan: WrapPlan, example: dict[str, Any]
 def with_recording(plan: WrapPlan, recording: Recording) -> WrapPlan:
     """Return the plan with its memory events, and with units that know which parameters get no gradient."""
     units = list(plan.units)
-    if plan.backend is not Backend.DDP:  # DDP has a place for each gradient in its buckets
+    if plan.rules.shards:  # DDP has a place for each gradient in its buckets
         for i, unit in enumerate(units):
             params = tuple(replace(p, unused=p.name in recording.unused) for p in unit.params)
-            twice = plan.backend is Backend.FSDP2 and unit.order in recording.reduced_twice
+            twice = plan.rules.by_parameter and unit.order in recording.reduced_twice
             again = unit.recomputed
             if unit.sharded and not unit.grad_flow:
                 again = again or unit.order in recording.recomputed
@@ -168,7 +168,7 @@ class MemoryRecorder(TorchDispatchMode):
         self.modules_to_run: dict[int, set[str]] = {}  # of units in forward
         self.in_backward: dict[int, bool] = {}  # False once its backward is over
         self.without_gradient: set[int] = set()
-        self.frees_reduce_input = plan.backend is Backend.FSDP2 and every_backward_frees_reduce_input()
+        self.frees_reduce_input = plan.rules.by_parameter and every_backward_frees_reduce_input()
         # FSDP1: units whose backward ends with the last of their gradients.
         self.end_with_gradients: set[int] = set()
         for unit in plan.units:
@@ -226,19 +226,18 @@ class MemoryRecorder(TorchDispatchMode):
 
     def register_hooks(self, unit: Unit, model: nn.Module) -> None:
         """Register the hooks that note when the unit's forward, backward and gradients come."""
-        ddp = self.plan.backend is Backend.DDP
         for name in unit.modules:
             module = model.get_submodule(name)
-            if unit.compute_dtype and not ddp:
+            if unit.compute_dtype and self.plan.rules.shards:
                 cast = partial(cast_inputs, torch_dtype(unit.compute_dtype))
                 module.register_forward_pre_hook(cast, with_kwargs=True, prepend=True)
             module.register_forward_pre_hook(partial(self.pre_forward, unit), with_kwargs=True, prepend=True)
             module.register_forward_hook(partial(self.post_forward, unit, name))
-        if unit.kind is UnitKind.FROZEN and not ddp:
+        if unit.kind is UnitKind.FROZEN and self.plan.rules.shards:
             for p in unit.params:
                 self.order_by_storage[model.get_parameter(p.name).untyped_storage()._cdata] = unit.order
         self.params[unit.order] = []
-        for p in gradient_params(self.plan, unit):
+        for p in self.plan.rules.gradient_params(unit):
             parameter = model.get_parameter(p.name)
             self.params[unit.order].append(parameter)
             parameter.register_post_accumulate_grad_hook(partial(self.gradient_ready, unit, p.name))
@@ -255,7 +254,7 @@ class MemoryRecorder(TorchDispatchMode):
             # The unit's backward is over when its inputs have gradients, as for FSDP2's RegisterPostBackwardFunction.
             # Hooks on the inputs would wait for the gradients of other units that have the same inputs.
             inputs = [leaves[i] for i in indices]
-            if self.plan.backend is Backend.FSDP1 and not self.params[unit.order]:
+            if self.plan.rules.flat and not self.params[unit.order]:
                 # FSDP1 frees a frozen unit by hooks on its inputs, after the hooks of the unit that returned them
                 # (_runtime_utils.py, _register_post_backward_reshard_only_hook): two units are gathered then.
                 # It registers none where forward runs again in backward: they would keep its activations.
@@ -265,7 +264,7 @@ class MemoryRecorder(TorchDispatchMode):
             outputs = CallAfterBackward.apply(partial(self.post_backward, unit.order), *inputs)
             for i, tensor in zip(indices, outputs, strict=True):
                 leaves[i] = tensor
-        elif self.plan.backend is Backend.FSDP1:
+        elif self.plan.rules.flat:
             # FSDP1 reduces when autograd adds to the flat gradient (_runtime_utils.py, _register_post_backward_hook);
             # FSDP2 leaves a unit without inputs that need gradients to the end of backward.
             self.end_with_gradients.add(unit.order)
@@ -308,7 +307,7 @@ class MemoryRecorder(TorchDispatchMode):
         without_gradient = params and self.plan.units[order].sharded and all(p.grad is None for p in params)
         # FSDP1's flat gradient comes when autograd has added up the gradients of all the unit's calls.
         is_over = self.in_backward.get(order) is False
-        if is_over or (without_gradient and self.plan.backend is Backend.FSDP1):
+        if is_over or (without_gradient and self.plan.rules.flat):
             return
         self.in_backward[order] = False
         if self.frees_reduce_input and self.plan.units[order].params and (without_gradient or not params):

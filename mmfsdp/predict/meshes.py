@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..core.plan import WrapPlan
-from ..core.unit_bytes import with_bytes
-from ..params import Backend, ParamError, ShardingStrategy, TrainParams
+from ..core.unit_rules import with_bytes
+from ..params import ParamError, ShardingStrategy, TrainParams
 from ..params.numbers import size
 from .items import Estimate, estimate
 from .machines import Machine, machine_of
@@ -39,7 +39,7 @@ def meshes(
     `step_time`. Raises ParamError for DDP.
     """
     machine = machine_of(machine) if isinstance(machine, str) else machine
-    if plan.backend is Backend.DDP:
+    if not plan.rules.shards:
         raise ParamError("sharding_strategy", "DDP has no mesh to choose; set backend to FSDP2 and FULL_SHARD")
     choices = []
     for shard in range(2, plan.world_size + 1):  # 1 shards nothing

@@ -13,7 +13,7 @@ from textwrap import wrap
 from typing import Any, NamedTuple
 
 from ..core.plan import ITEMSIZE, WrapPlan
-from ..params import Backend, ParamError, RunParams, TrainParams
+from ..params import ParamError, RunParams, TrainParams
 from ..params.numbers import WIDTH
 from .machines import Machine, machine_of
 from .memory import memory_at_rest
@@ -171,7 +171,7 @@ def copied_bytes(plan: WrapPlan, micro_steps: int) -> int:
 
     FSDP1 gathers in place and DDP does not gather. See torch's `_fsdp_collectives.py` for the buffers.
     """
-    if plan.backend is not Backend.FSDP2:
+    if not plan.rules.by_parameter:
         return 0
     copied = 0
     for unit in plan.sharded_units:
@@ -188,7 +188,7 @@ def _sent(plan: WrapPlan, wire: CollectiveCount, machine: Machine) -> tuple[int,
     """
     over_replicas = wire.kind == "all-reduce" and wire.phase == "backward" and plan.replicate > 1
     ranks, stride = (plan.replicate, plan.shard) if over_replicas else (plan.shard, 1)
-    if plan.backend is Backend.DDP or wire.phase == "control":
+    if not plan.rules.shards or wire.phase == "control":
         ranks = plan.world_size
     together = min(ranks, max(1, machine.gpus_per_node // stride))
     nodes = max(1, ranks // together)

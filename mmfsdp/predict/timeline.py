@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..core.plan import Unit, UnitKind, WrapPlan, ring_bytes
-from ..core.unit_bytes import trained_bytes
 from ..params import TrainParams
 from .memory import MAX_MICRO_STEPS, StepWalk, step_walk
 
@@ -115,7 +114,7 @@ def frozen_bytes_at_rest(plan: WrapPlan) -> int:
 def frozen_bytes(plan: WrapPlan, unit: Unit) -> int:
     """Return the bytes of a unit's frozen weights at rest: of a mixed unit, those that do not train."""
     if unit.kind is UnitKind.MIXED:
-        return unit.bytes_at_rest - trained_bytes(plan, unit)
+        return unit.bytes_at_rest - plan.rules.trained_bytes(unit, plan.shard)
     return unit.bytes_at_rest if unit.kind is UnitKind.FROZEN else 0
 
 

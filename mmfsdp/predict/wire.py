@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core.plan import WrapPlan, ring_bytes
-from ..params import Backend, TrainParams
+from ..params import TrainParams
 
 CONTROL_CALLS = 2
 CONTROL_BYTES = (2 + 4) * 8
@@ -46,7 +46,7 @@ def collectives(plan: WrapPlan, train: TrainParams, sources: int = 1) -> tuple[C
             count += gathers
             total += gathers * unit.unsharded_bytes
         add("all-gather", phase, count, total, plan.shard)
-    if plan.backend is Backend.DDP:
+    if not plan.rules.shards:
         total = sum(unit.reduced_bytes for unit in plan.units)
         if total:  # DDP sends one all-reduce for each bucket; counted as one
             add("all-reduce", "backward", 1, total, plan.world_size)

@@ -89,7 +89,7 @@ def four_bits() -> str | None:
     """Codes and scales as the package's; the whole parameter from two ranks' bytes; losses near those in 16 bits."""
     import torch
 
-    from mmfsdp.core.nf4 import Nf4
+    from mmfsdp.quantized.nf4 import Nf4
 
     from .four_bits import weight_of_7_rows
 

@@ -1,7 +1,7 @@
 """Frozen units in 4 bits for the course's FSDP: what a rank keeps and sends of them are codes and scales, as bytes.
 
-The format is nf4's of mmfsdp/core/nf4.py, for blocks of 64 numbers of a flattened shard: 32 bytes of codes, two in a
-byte, and the scale in fp32.
+The format is nf4's of mmfsdp/quantized/nf4.py, for blocks of 64 numbers of a flattened shard: 32 bytes of codes, two
+in a byte, and the scale in fp32.
 """
 
 from __future__ import annotations

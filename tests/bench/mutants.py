@@ -38,7 +38,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-ROOMS = ("mmfsdp/core", "mmfsdp/predict")
+ROOMS = ("mmfsdp/core", "mmfsdp/backends", "mmfsdp/quantized", "mmfsdp/lint", "mmfsdp/predict")
 EQUAL = "tests/files/equal_mutants.yaml"
 CPU_LIMIT_S = 300
 """Processor time of one mutant's tests: a change may make a loop that never ends."""
@@ -68,20 +68,19 @@ FAST_TESTS = [
 REAL_TESTS = {
     "mmfsdp/core/collectives.py": ["tests/checkpoint/test_checkpoint.py", "tests/core/test_own_loop.py"],
     "mmfsdp/core/freeze.py": ["tests/core/test_wrap.py"],
-    "mmfsdp/core/fsdp1.py": ["tests/core/test_wrap.py", "tests/models/test_wrap_fsdp.py"],
     "mmfsdp/core/fsdp2.py": ["tests/core/test_wrap.py", "tests/core/test_reshard.py"],
     "mmfsdp/core/gradient_sync.py": ["tests/core/test_random_trees.py", "tests/core/test_own_loop.py"],
     "mmfsdp/core/group.py": ["tests/core/test_random_trees.py", "tests/core/test_wrap.py"],
     "mmfsdp/core/inference.py": ["tests/core/test_own_loop.py", "tests/core/test_wrap.py"],
-    "mmfsdp/core/int8.py": ["tests/core/test_quantize.py", "tests/core/test_wrap.py"],
-    "mmfsdp/core/lint.py": ["tests/core/test_wrap.py", "tests/core/test_random_trees.py"],
-    "mmfsdp/core/unit_bytes.py": ["tests/predict/test_predicted_equals_measured.py"],
+    "mmfsdp/quantized/int8.py": ["tests/core/test_quantize.py", "tests/core/test_wrap.py"],
+    "mmfsdp/core/guards.py": ["tests/core/test_wrap.py", "tests/core/test_random_trees.py"],
+    "mmfsdp/core/unit_rules.py": ["tests/predict/test_predicted_equals_measured.py"],
     "mmfsdp/core/micro_batch.py": ["tests/core/test_several_sources.py", "tests/core/test_own_loop.py"],
     "mmfsdp/core/model_record.py": ["tests/core/test_own_loop.py"],
     "mmfsdp/core/names.py": ["tests/core/test_wrap.py"],
-    "mmfsdp/core/nf4.py": ["tests/core/test_quantize.py", "tests/core/test_wrap.py"],
+    "mmfsdp/quantized/nf4.py": ["tests/core/test_quantize.py", "tests/core/test_wrap.py"],
     "mmfsdp/core/optimizer_states.py": ["tests/core/test_wrap.py", "tests/train/test_optimizers.py"],
-    "mmfsdp/core/nf4_kernel.py": ["tests/core/test_quantize.py"],
+    "mmfsdp/quantized/nf4_kernel.py": ["tests/core/test_quantize.py"],
     "mmfsdp/core/parameters.py": ["tests/core/test_parameters.py"],
     "mmfsdp/core/plan.py": ["tests/core/test_random_trees.py", "tests/train/test_measure.py"],
     "mmfsdp/core/planner.py": ["tests/core/test_random_trees.py", "tests/core/test_wrap.py"],
@@ -102,10 +101,12 @@ REAL_TESTS = {
     "mmfsdp/core/weights.py": ["tests/core/test_wrap.py", "tests/models/test_loading.py"],
     "mmfsdp/core/written_state.py": ["tests/core/test_written_state.py"],
     "mmfsdp/core/wrap.py": ["tests/core/test_wrap.py", "tests/models/test_wrap_fsdp.py"],
+    "mmfsdp/backends": ["tests/core/test_wrap.py", "tests/predict/test_predicted_equals_measured.py"],
+    "mmfsdp/lint": ["tests/core/test_random_trees.py"],
     "mmfsdp/predict": ["tests/predict/test_predicted_equals_measured.py", "tests/train/test_measure.py"],
 }
 """Real tests of a file, or of all files of a folder."""
-COMPILED = "mmfsdp/core/nf4_kernel.py"
+COMPILED = "mmfsdp/quantized/nf4_kernel.py"
 """triton compiles this file from its source, so its mutants are tried in a copy of the repository only."""
 
 
@@ -440,7 +441,7 @@ class NotingFinder(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         """Return a spec for a module of ROOMS, None for others and for COMPILED."""
         file = ROOT / (fullname.replace(".", "/") + ".py")
-        if not fullname.startswith(("mmfsdp.core.", "mmfsdp.predict.")) or not file.exists():
+        if file.parent not in {ROOT / room for room in ROOMS} or not file.exists():
             return None
         if file == ROOT / COMPILED:
             return None

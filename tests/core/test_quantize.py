@@ -15,7 +15,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import AutoModelForCausalLM, GPT2Config
 from transformers.pytorch_utils import Conv1D
 
-from mmfsdp.core import int8, nf4
 from mmfsdp.core import quantize as q
 from mmfsdp.core.fake_tensors import fake_mode
 from mmfsdp.core.trace import trace
@@ -24,6 +23,7 @@ from mmfsdp.core.wrap import apply_plan
 from mmfsdp.models import build_language
 from mmfsdp.params import BackboneParams, FrozenDtype, FSDPParams, ParamError
 from mmfsdp.planning import make_plan
+from mmfsdp.quantized import int8, nf4
 from tests.processes import in_fresh_python
 from tests.ranks import fake_group
 
@@ -117,9 +117,9 @@ def test_int8_rounds_once():
 
 FUSED = """
 import torch
-from mmfsdp.core import nf4
+from mmfsdp.quantized import nf4
 from mmfsdp.core import quantize as q
-from mmfsdp.core.nf4_kernel import launch
+from mmfsdp.quantized.nf4_kernel import launch
 for columns in (64, 70, 4992):
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         codes, scales = q.quantize(torch.randn(9, columns).to(dtype), nf4.FORMAT)
@@ -145,7 +145,7 @@ def test_the_fused_kernel_compiles_for_gpus(architecture):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from mmfsdp.core import nf4_kernel
+    from mmfsdp.quantized import nf4_kernel
 
     tensors = {"codes": "*u8", "scales": "*bf16", "levels": "*bf16", "out": "*bf16"}
     numbers = dict.fromkeys(("columns", "row_bytes", "row_blocks"), "i32")

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from mmfsdp.core import int8, nf4
 from mmfsdp.core import quantize as q
 from mmfsdp.params import FrozenDtype
+from mmfsdp.quantized import int8, nf4
 from tests.bench.gpu.device import DEVICE, ON_GPU, seconds_of
 from tests.bench.gpu.rows import Rows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .quantize import Format, relative
+from ..core.quantize import Format, relative
 
 
 class Int8(Format):

@@ -1,45 +1,36 @@
-"""Find mistakes in a plan, and later in the wrapped model: one finding per kind, with the parameter and the fix.
+"""Find mistakes in a plan: one finding per kind, with the parameter and the fix.
 
 An error stops a launch before any rank starts. A warning is printed.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parallel import DistributedDataParallel
 
-from ..params import AutoWrapPolicy, Backend
+from ..core.group import guessed_layer_classes
+from ..core.guards import changed_since, error, some, warning
+from ..core.names import plain_name, tied_names
+from ..core.plan import UnitKind, WrapPlan
+from ..core.trace import Trace, need_gradient
+from ..params import AutoWrapPolicy
 from ..params.findings import Finding
-from .group import guessed_layer_classes
-from .names import plain_name, tied_names
-from .parameters import hook_names
-from .plan import MAX_SINGLE_LINES, UnitKind, WrapPlan
-from .trace import Trace, need_gradient
-
-WRAPPERS = (FSDPModule, FullyShardedDataParallel, DistributedDataParallel, CheckpointWrapper)
 
 
 def lint(model: nn.Module, plan: WrapPlan, *, trace: Trace | None = None, wrapped: bool = False) -> tuple[Finding, ...]:
-    """Return the findings, errors first. What costs more than it need is found by lint/cost.py.
+    """Return the findings, errors first. What costs more than it need is found by cost.py.
 
     trace: of the plan's example. wrapped: the plan was read from the model, which is wrapped.
     """
     trace = trace or Trace()
     findings: list[Finding] = []
     if not wrapped:
-        findings += _wrapped_before(model)
+        findings += changed_since(model, plan)
         # All other findings would follow from this one.
-        if findings:
+        if any(finding.code == "wrapped-before" for finding in findings):
             return tuple(findings)
-        findings += model_changed(model, plan)
-        findings += _hooks_of_shards(model, plan)
     findings += _guessed_layers(model, plan)
     findings += _without_effect(plan)
     findings += _nothing_trains(model, plan)
@@ -49,52 +40,6 @@ def lint(model: nn.Module, plan: WrapPlan, *, trace: Trace | None = None, wrappe
     findings += _batch_norms(model)
     findings += _tied_adapters(model)
     return tuple(sorted(findings, key=lambda finding: finding.level))  # "error" sorts before "warning"
-
-
-def _error(code: str, message: str) -> Finding:
-    return Finding("error", code, message)
-
-
-def warning(code: str, message: str) -> Finding:
-    """Return a finding that does not keep a model from training."""
-    return Finding("warning", code, message)
-
-
-def some(names: Sequence[str]) -> str:
-    """Return two of the names, and the number of the others."""
-    listed = ", ".join(names[:2])
-    if len(names) > 2:
-        listed += f" and {len(names) - 2} more"
-    return listed
-
-
-def list_all(names: Sequence[str]) -> str:
-    """Return all names; where they are many, those that differ only in numbers as one: 28 x layers.*.mlp.weight."""
-    if len(names) <= MAX_SINGLE_LINES:
-        return ", ".join(names)
-    alike: dict[str, list[str]] = {}
-    for name in names:
-        alike.setdefault(re.sub(r"\d+", "*", name), []).append(name)
-    listed = []
-    for pattern, same in alike.items():
-        listed.append(same[0] if len(same) == 1 else f"{len(same)} x {pattern}")
-    return ", ".join(listed)
-
-
-# ---- the loss, in the first step ----
-
-
-# ---- the model itself ----
-
-
-def _wrapped_before(model: nn.Module) -> Iterator[Finding]:
-    wrapped = [name or "the model" for name, module in model.named_modules() if isinstance(module, WRAPPERS)]
-    if wrapped:
-        yield _error(
-            "wrapped-before",
-            f"{some(wrapped)}: already wrapped, and no unit can be made inside or around it; plan and wrap the plain "
-            "model once, or read one of FSDP2 with describe",
-        )
 
 
 def _guessed_layers(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
@@ -110,81 +55,13 @@ def _without_effect(plan: WrapPlan) -> Iterator[Finding]:
         yield warning("without-effect", f"{name}: {value!r} {reason}")
 
 
-def model_changed(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
-    """Find parameters that the plan does not have, and those that have been un-frozen since."""
-    unknown = []
-    trainable_now = []
-    for full_name, p in model.named_parameters(remove_duplicate=False):
-        name = plain_name(full_name, model)
-        planned = plan.by_name.get(name)
-        # FSDP1 without original parameters shows one flat parameter for each unit.
-        if planned is None and "_flat_param" not in name:
-            unknown.append(name)
-        if planned is not None and p.requires_grad and not planned.trainable:
-            trainable_now.append(name)
-    if unknown:
-        yield _error("other-model", f"{some(unknown)}: not in the plan; make a new plan for this model")
-    if trainable_now:
-        yield _error(
-            "unfrozen-later",
-            f"{some(trainable_now)}: frozen when the plan was made, trainable now; wrappers fix dtypes and reductions "
-            "at the first forward, so un-freeze before make_plan, and wrap again",
-        )
-
-
-def _hooks_of_shards(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
-    """Find hooks of parameters that will be sharded. A hook of a frozen parameter is never called."""
-    sharded: set[str] = set()
-    for unit in plan.sharded_units:
-        sharded.update(p.name for p in unit.params if p.trainable)
-    for full_name, p in model.named_parameters():
-        name = plain_name(full_name, model)
-        hooks = hook_names(p)
-        if name in sharded and hooks:
-            yield _error(
-                "hook",
-                f"{name}: has a hook, {some(hooks)}, which was written for the whole gradient, and {plan.backend} "
-                "shards this parameter; set backend to DDP, or remove the hook. To protect rows of a table, freeze it, "
-                "and train a table of its own for new rows",
-            )
-            return
-
-
-def hooks_after_wrapping(model: nn.Module) -> Iterator[Finding]:
-    """Find hooks that were put on sharded parameters after the model was wrapped."""
-    for full_name, p in model.named_parameters():
-        hooks = hook_names(p)
-        if not hooks or not p.requires_grad or not isinstance(p, DTensor):
-            continue
-        # FSDP2 calls hooks of the second kind itself, after the reduction.
-        effect = "never calls it: gradients are accumulated in another tensor"
-        if hooks[0].startswith("register_post_accumulate_grad_hook"):
-            effect = "calls it with this rank's shard of the reduced gradient: rows of other ranks are not in it"
-        name = plain_name(full_name, model)
-        yield warning("hook-later", f"{name}: has a hook, {some(hooks)}, put on after wrapping; FSDP2 {effect}")
-
-
-def frozen_later(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
-    """Find parameters that have been frozen since the plan was made."""
-    names = []
-    for full_name, p in model.named_parameters():
-        name = plain_name(full_name, model)
-        if name in plan.by_name and plan.by_name[name].trainable and not p.requires_grad:
-            names.append(name)
-    yield _error(
-        "frozen-later",
-        f"{some(names)}: trainable when the plan was made, frozen now, and DDP waits for the gradients of all that it "
-        "was given; freeze before make_plan and wrap again, or set backend to FSDP2",
-    )
-
-
 def _nothing_trains(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
     names = [plain_name(name, model) for name, _ in model.named_parameters()]
     if not names:
-        yield _error("no-parameters", "model: it has no parameters, so there is nothing to train or to shard")
+        yield error("no-parameters", "model: it has no parameters, so there is nothing to train or to shard")
     elif not any(p.trainable for p in plan.params):
         # The last parameter is the head's in most models: a pattern that can be typed as it is.
-        yield _error("nothing-trains", f"freeze: every parameter is frozen; add a pattern such as '!{names[-1]}'")
+        yield error("nothing-trains", f"freeze: every parameter is frozen; add a pattern such as '!{names[-1]}'")
 
 
 def _batch_norms(model: nn.Module) -> Iterator[Finding]:
@@ -229,11 +106,11 @@ def _tied_adapters(model: nn.Module) -> Iterator[Finding]:
 
 def _two_kinds_in_a_unit(plan: WrapPlan) -> Iterator[Finding]:
     """Find a unit with gradients of two dtypes, and what FSDP1 does not take: integers, two dtypes, two kinds."""
-    fsdp1 = plan.backend is Backend.FSDP1
+    fsdp1 = plan.rules.flat
     for unit in plan.sharded_units:
         integers = [p.name for p in unit.params if not p.is_floating]
         if fsdp1 and integers:
-            yield _error("integers", f"{some(integers)}: FSDP1 shards no integers; set backend to FSDP2")
+            yield error("integers", f"{some(integers)}: FSDP1 shards no integers; set backend to FSDP2")
             return
         # FSDP2 gathers any dtypes, but reduces gradients in one. FSDP1 has one flat parameter.
         by_dtype = {p.dtype: p for p in unit.params if p.trainable or fsdp1}
@@ -241,7 +118,7 @@ def _two_kinds_in_a_unit(plan: WrapPlan) -> Iterator[Finding]:
             first, second = list(by_dtype.values())[:2]
             # FSDP2 reduces only what trains.
             fix = "set backend to FSDP2" if first.trainable != second.trainable else "cast the model to float32"
-            yield _error(
+            yield error(
                 "two-dtypes",
                 f"unit {unit.name} holds {first.name} in {first.dtype} and {second.name} in {second.dtype}, and one "
                 f"collective has one dtype; {fix} before make_plan",
@@ -265,7 +142,7 @@ def _scalars(plan: WrapPlan) -> Iterator[Finding]:
             if not p.shape:
                 scalars.append(p.name)
     if scalars:
-        yield _error(
+        yield error(
             "scalar",
             f"{some(scalars)}: a scalar has no dim to shard; give it the shape (1,) where the model is built: "
             f"model.{scalars[0]} = nn.Parameter(model.{scalars[0]}.detach().reshape(1))",
@@ -281,7 +158,7 @@ def used_outside(plan: WrapPlan, trace: Trace) -> Iterator[Finding]:
         for p in unit.params:
             # A parameter is gathered while a module of its unit runs. Used at another time, it is a shard or empty.
             if any(running.isdisjoint(unit.modules) for running in trace.uses.get(p.name, ())):
-                yield _error(
+                yield error(
                     "used-outside",
                     f"{p.name}: used while the forward of {unit.name}, which gathers it, is not running; call the "
                     "module itself, or give make_plan an example, so that a module further up gathers it",

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .quantize import Format, relative
+from ..core.quantize import Format, relative
 
 BLOCK = 64
 """Columns that share a scale in nf4."""
