@@ -1,6 +1,7 @@
 """The layers of the package: a room, a folder or the file planning.py, imports only rooms before it in ROOMS."""
 
 import ast
+import re
 import sys
 from functools import cache
 from graphlib import TopologicalSorter
@@ -82,6 +83,15 @@ def test_the_small_package_has_no_late_imports(room):
     for path in files(room):
         late = [module for module, inside in imports_of(path) if inside and module != ONLY_ON_GPUS]
         assert not late, f"{path.name} imports {', '.join(late)} inside a function"
+
+
+def test_the_reading_list_of_the_core_names_each_file_once_and_never_climbs():
+    contents = ast.get_docstring(ast.parse((PACKAGE / "core/__init__.py").read_text())) or ""
+    listed = re.findall(r"^- (\w+): ", contents, re.MULTILINE)
+    assert sorted(listed) == sorted(path.stem for path in files("core") if path.stem != "__init__")
+    for place, name in enumerate(listed):
+        needed = {module for module, _ in imports_of(PACKAGE / f"core/{name}.py") if module.startswith("core.")}
+        assert needed <= {f"core.{other}" for other in listed[:place]}, f"core/{name}.py uses a file that comes later"
 
 
 def test_no_file_imports_itself_by_way_of_others():
