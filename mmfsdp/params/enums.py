@@ -54,13 +54,6 @@ class Backend(Choice):
     rules_path: str
     """Import path of its `UnitRules`, for which no torch is imported; see core/unit_rules.py."""
 
-    def __new__(cls, value: str, description: str = "", code: str = "", rules_path: str = "") -> Backend:
-        """Return a member that equals its value."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.description, member.code, member.rules_path = description, code, rules_path
-        return member
-
     DDP = (
         "DDP",
         "DistributedDataParallel: every rank holds everything, gradients are all-reduced.",
