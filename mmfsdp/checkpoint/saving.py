@@ -56,15 +56,28 @@ def save(
     background: Background | None = None,
     done: Callable[[Path], None] = lambda path: None,
 ) -> Path:
-    """Save a wrapped model, its optimizer and every rank's random states. Return the folder. Every rank must call it.
+    """Save a wrapped model, its optimizer and every rank's random states. Every rank must call it.
 
-    Of the model, save what trains, and frozen parameters named in `carried`; of the optimizer its states and the
-    settings of its groups. schedule: of the learning rate, any of torch's. record: plain data for the marker, read
-    back as JSON.
-    keep_last: number of complete checkpoints to keep. best: step, name and score of the best one, which is kept as
-    well, and marked. more: further tensors of all ranks, by the subfolder that they are written into.
-    background: copy now, write while the caller continues. done:
-    called with the folder once the checkpoint is complete.
+    Args:
+        folder: The folder of a run's checkpoints; this one becomes a folder in it.
+        model: The wrapped model. What trains is saved, and frozen parameters named in `carried`.
+        step: Optimizer steps that are done.
+        optimizer: Its states and the settings of its groups are saved.
+        schedule: Of the learning rate, any of torch's.
+        kind: Layout of the tensors' files.
+        keep_last: Number of complete checkpoints to keep. Default: all.
+        best: Step, name and score of the best checkpoint, which is kept as well, and marked.
+        record: Plain data for the marker, read back as JSON.
+        carried: Names of frozen parameters that were trained before; see `Resumed`.
+        more: Further tensors of all ranks, by the subfolder that they are written into.
+        background: Copy now, and write while the caller continues.
+        done: Called with the folder once the checkpoint is complete.
+
+    Returns:
+        The folder of the checkpoint. With `background` it may not be complete yet.
+
+    Raises:
+        ParamError: If JSON cannot hold the record, a setting of a group or the schedule's state.
     """
     trained = model_tensors(model)
     tensors = model_tensors(model, also=carried) if carried else trained

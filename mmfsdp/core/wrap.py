@@ -34,13 +34,21 @@ def apply_plan(
 ) -> nn.Module:
     """Wrap a model as planned and start every rank from rank 0's weights. Every rank must call it.
 
-    model: on the CPU or on `device`. Ranks other than 0 may have it on the meta device; they then hold at most
-    their shards and one whole unit at a time, and replicated parameters. FSDP2 wraps in place; DDP and FSDP1 return
-    a wrapper.
-    device: of this rank; default its current GPU with nccl, else the CPU. mesh: default `make_mesh`.
-    weights: rank 0's, if rank 0 has the model on the meta device too (from `open_model`, or a dict).
-    progress: called with the name of each tensor before it is quantized, and before ranks get it from rank 0.
-    Raises ValueError if the lint finds errors, or if the plan was made for another number of ranks.
+    Args:
+        model: The plain model, on the CPU or on `device`. Ranks other than 0 may have it on the meta device; they then
+            hold at most their shards, one whole unit at a time, and replicated parameters.
+        plan: Made for this model and this number of ranks.
+        device: The device of this rank. Default: its current GPU with nccl, else the CPU.
+        mesh: The mesh of the plan's ranks. Default: `make_mesh`.
+        weights: Rank 0's weights, if rank 0 has the model on the meta device too: from `open_model`, or a dict.
+        progress: Called with the name of each tensor before it is quantized, and before ranks get it from rank 0.
+
+    Returns:
+        The wrapped model. FSDP2 wraps in place; DDP and FSDP1 return a wrapper.
+
+    Raises:
+        ValueError: If the lint of the plan has errors, if the model has changed since, if the mesh has another number
+            of ranks, or if nobody has the weights of a model on the meta device.
     """
     # The model may have changed since the plan was made.
     stop_at_errors((*plan.lint, *changed_since(model, plan)))

@@ -105,12 +105,19 @@ def step_walk(
     table: UnitBytesTable | None = None,
     limit: int | None = None,
 ) -> StepWalk:
-    """Pass the memory events of a step. The walk has the peak of a rank, with its optimizer states, and the most that
-    it holds without activations, which may be at another event.
+    """Pass the memory events of a step, and add up what a rank holds at each.
 
-    sources: of data; each adds a batch to every micro-step. recorder: notes what is held and sent at each event. table:
-    of a search that walks with the same units many times. limit: bytes; a walk that holds more ends there, so that its
-    peak only tells that it is too high.
+    Args:
+        plan: A plan that was made with an example; without events the walk has what is at rest.
+        train: Micro-steps, and the device.
+        sources: Number of data sources; each adds a batch to every micro-step.
+        recorder: Notes what is held and sent at each event.
+        table: The bytes of units of a search that walks with the same units many times. Default: a new one.
+        limit: Bytes. A walk that holds more ends there, so that its peak only tells that it is too high.
+
+    Returns:
+        The walk, with the peak of a rank, optimizer states included, and the most that it holds without activations,
+        which may be at another event.
     """
     table = table or UnitBytesTable(plan)
     at_rest, host = memory_at_rest(plan, table), memory_on_host(plan, train)

@@ -60,10 +60,19 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
     """Run forward and backward on fake tensors, as the plan computes them.
 
     Replicated units have events, too, at which nothing is gathered: the recording is the same for every policy.
-    Backward begins at the loss, as in `train_step`; where the forward returns none, at the sum of all its outputs.
 
-    example: keyword arguments of a forward. Raises ValueError where the model does not take it, ParamError for modules
-    that cannot be checkpointed.
+    Args:
+        model: The plain model, with or without weights; it is not changed.
+        plan: Its units, with the dtypes in which they compute.
+        example: Keyword arguments of a forward. Backward begins at the loss, as in `train_step`; where the forward
+            returns none, at the sum of all its outputs.
+
+    Returns:
+        The recording of one micro-step: its memory events, its operations, and which parameters get no gradient.
+
+    Raises:
+        ValueError: If the model does not take the example.
+        ParamError: If a module cannot be checkpointed, since it computes other tensors when it runs again.
     """
     mode = fake_mode()
     buffer_dtype = plan.fsdp.buffer_dtype.to_torch() if plan.fsdp.buffer_dtype else None

@@ -75,9 +75,16 @@ class Prepared:
 def prepare(params: RunParams, *, activations: bool = False) -> Prepared:
     """Check and plan a run. Needs no weights, no process group and no GPU; nothing is pretrained, written or started.
 
-    activations: also predict the peak with a batch of the data, which takes longer. Raises ParamError for what
-    this machine or Slurm cannot do, for data that cannot be read, for what cannot be planned, and for the lint's
-    errors.
+    Args:
+        params: The choices of the run.
+        activations: True also predicts the peak with a batch of the data, which takes longer.
+
+    Returns:
+        The settled parameters with their plan, its cost, and the warnings.
+
+    Raises:
+        ParamError: For what this machine or Slurm cannot do, for data that cannot be read, for what cannot be planned,
+            and for the errors of the lint.
     """
     params = settled(params)
     check_place(params)
