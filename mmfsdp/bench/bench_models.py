@@ -8,7 +8,6 @@ the head; each module clipped by itself. Cornstarch: FSDP2 per layer, as in its 
 
 from __future__ import annotations
 
-import copy
 import gc
 import time
 import warnings
@@ -25,6 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
 from torch.optim import AdamW
 
+from ..core.fake_tensors import copy_with
 from ..core.freeze import freeze
 from ..core.names import plain_name
 from ..core.step import train_step
@@ -115,12 +115,12 @@ def random_model(params: ModelParams, *, meta: bool = False) -> MediaModel:
 
 def copy_to(model: nn.Module, device: torch.device) -> nn.Module:
     """Return a copy of a model on a device; tied tensors stay tied."""
-    memo: dict[int, Any] = {}  # deepcopy puts these in the place of the originals
-    for p in model.parameters():
-        memo[id(p)] = nn.Parameter(p.detach().to(device, copy=True), requires_grad=p.requires_grad)
-    for buffer in model.buffers():
-        memo[id(buffer)] = buffer.to(device, copy=True)
-    return copy.deepcopy(model, memo)
+
+    def moved(_: str, tensor: torch.Tensor) -> torch.Tensor:
+        copied = tensor.detach().to(device, copy=True)
+        return nn.Parameter(copied, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
+
+    return copy_with(model, moved)
 
 
 def size_text(model: nn.Module) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -33,12 +33,26 @@ def fake_model(
 
     dtypes: of parameters, by first name; others keep theirs. buffer_dtype: of floating-point buffers.
     """
+
+    def fake(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(fake_tensor(tensor, mode, dtypes.get(name)), requires_grad=tensor.requires_grad)
+        return fake_tensor(tensor, mode, buffer_dtype if tensor.is_floating_point() else None)
+
+    return copy_with(model, fake)
+
+
+def copy_with(model: nn.Module, replace: Callable[[str, torch.Tensor], torch.Tensor]) -> nn.Module:
+    """Return a copy of a model with other tensors; tied ones stay tied.
+
+    replace: given a parameter or buffer and its first name, returns what stands in its place in the copy; where it
+    returns the tensor itself, that is copied.
+    """
     memo: dict[int, Any] = {}  # deepcopy puts these in the place of the originals
-    for name, p in model.named_parameters():
-        fake = fake_tensor(p, mode, dtypes.get(name))
-        memo[id(p)] = nn.Parameter(fake, requires_grad=p.requires_grad)
-    for buffer in model.buffers():
-        memo[id(buffer)] = fake_tensor(buffer, mode, buffer_dtype if buffer.is_floating_point() else None)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        other = replace(name, tensor)
+        if other is not tensor:
+            memo[id(tensor)] = other
     return copy.deepcopy(model, memo)
 
 

@@ -14,7 +14,6 @@ from -1 to 1, evenly spaced in int8. In nf4 the 16 levels are close to each othe
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -28,6 +27,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from ..params import Backend, FSDPParams, ParamError
 from .collectives import Progress, group_device
+from .fake_tensors import copy_with
 from .names import tied_names
 from .parameters import new_parameter
 from .recompute import call_checkpointed
@@ -229,12 +229,14 @@ def quantized_copy(model: nn.Module, fsdp: FSDPParams) -> nn.Module:
     """Return the model as `quantize_model` makes it, without weights; itself if nothing is to be quantized."""
     if fsdp.frozen_dtype is None or not fsdp.frozen_dtype.quantizes:
         return model
-    memo: dict[int, Any] = {}  # deepcopy puts these in the place of the originals
-    for p in model.parameters():
-        memo[id(p)] = new_parameter(p.detach().to("meta"), like=p)
-    meta = copy.deepcopy(model, memo)
+    meta = copy_with(model, without_weight)
     quantize_model(meta, fsdp)
     return meta
+
+
+def without_weight(_: str, tensor: Tensor) -> Tensor:
+    """Return a parameter on the meta device in the place of another; a buffer as it is."""
+    return new_parameter(tensor.detach().to("meta"), like=tensor) if isinstance(tensor, nn.Parameter) else tensor
 
 
 def check_versions(fsdp: FSDPParams) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 import types
@@ -21,7 +20,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.nn.parameter import is_lazy
 
-from ..core.fake_tensors import RealValues, copy_inputs, fake_mode, fake_model
+from ..core.fake_tensors import RealValues, copy_inputs, copy_with, fake_mode, fake_model
 from ..core.guards import WRAPPERS
 from ..core.micro_batch import check_loss, is_scalar_loss, loss_of
 from ..core.names import named_tensors
@@ -183,14 +182,13 @@ def build_on_meta(params: ModelParams) -> tuple[nn.Module, Any, str]:
 
 def without_weights(model: nn.Module) -> nn.Module:
     """Return a copy of a model whose parameters and buffers are on the meta device."""
-    memo: dict[int, Any] = {}  # deepcopy puts these in the place of the originals
-    for _, tensor in named_tensors(model):
-        on_meta = tensor.detach().to("meta")
-        if isinstance(tensor, nn.Parameter):
-            on_meta = new_parameter(on_meta, like=tensor)
-        memo[id(tensor)] = on_meta
+
+    def on_meta(_: str, tensor: torch.Tensor) -> torch.Tensor:
+        moved = tensor.detach().to("meta")
+        return new_parameter(moved, like=tensor) if isinstance(tensor, nn.Parameter) else moved
+
     with own_errors(FIELD, f"a copy of the {type(model).__name__}, for its plan, raised"):
-        return copy.deepcopy(model, memo)
+        return copy_with(model, on_meta)
 
 
 def outside_of_meta(model: nn.Module, processor: Any) -> str:
