@@ -250,6 +250,12 @@ def names_in(folder: Path) -> set[str]:
     return set(HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata)
 
 
+def shapes_in(folder: Path) -> dict[str, torch.Size]:
+    """Return the shapes of the tensors in a folder, by name."""
+    stored: dict[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    return {name: tensor.size for name, tensor in stored.items()}
+
+
 def load_local(model: nn.Module, checkpoint: Path, marker: dict[str, Any], optimizer: Optimizer | None) -> None:
     """Read FSDP1's flat shards of this rank. Raises ParamError unless the model is wrapped alike, on as many ranks."""
     saved = {}

@@ -38,6 +38,8 @@ def trial_params(params: RunParams, folder: Path) -> RunParams:
         "train.keep_best": None,
         "train.patience": None,
         "train.ema": None,
+        "train.start_from": None,  # its weights are of all layers
+        "train.start_adapters": "keep",
         "train.min_delta": 0.0,
         "train.metrics": [],
         "train.callbacks": [],

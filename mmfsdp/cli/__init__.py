@@ -134,11 +134,13 @@ def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
     )
     add_flags(command)
 
-    command = add(run, "plan, launch, watch, caption, report", usage="[--config C] [flags]")
+    command = add(run, "plan, launch, watch, caption, report", usage="[--config C | --from RUN] [flags]")
+    _add_from(command)
     _add_profile(command)
     add_flags(command)
 
-    command = add(launch, "start the ranks and return", usage="[--config C] [flags]")
+    command = add(launch, "start the ranks and return", usage="[--config C | --from RUN] [flags]")
+    _add_from(command)
     command.add_argument("--dry-run", action="store_true", help="print what sbatch would receive; start nothing")
     _add_profile(command)
     add_flags(command)
@@ -261,6 +263,12 @@ def _add_trust(command: Parser) -> None:
     command.add_argument(
         "--trust", action="store_true", help="execute what the folder names, even if another user wrote it"
     )
+
+
+def _add_from(command: Parser) -> None:
+    """Add --from."""
+    about = "start a new stage: with the weights of this run, and its parameters where no flag says otherwise"
+    command.add_argument("--from", dest="start", default=SUPPRESS, metavar="RUN", help=about)
 
 
 def _add_profile(command: Parser) -> None:

@@ -21,6 +21,7 @@ from ..run.launchers.registry import check_no_replay, launcher_for
 from ..run.placement import trains_on, with_ranks
 from ..run.progress import part_of
 from ..run.snapshot import Snapshot
+from ..run.start import free_name, runs_folder
 from ..run.state import SWEEP_FILE, find_runs, run_state, runs_table
 from ..run.sweep import Sweep
 from ..run.sweep import sweep as start_sweep
@@ -46,7 +47,7 @@ def show(*texts: object) -> None:
 
 def run(values: Namespace) -> int:
     """Do it all in the foreground: check, plan, launch, follow, caption, report."""
-    params = params_of(values)
+    params = stage_params(values)
     run_prepared = prepare_run(params, activations=True)
     print(run_prepared.plan)
     print(run_prepared.cost)
@@ -57,13 +58,31 @@ def run(values: Namespace) -> int:
 
 def launch(values: Namespace) -> int:
     """Start the ranks and return; with `--dry-run`, print what sbatch would receive."""
-    params = params_of(values)
+    params = stage_params(values)
     if values.dry_run:
         return dry_run(params)
     say(CHECKING)
     started = start_run(params, tell=show_finding)
     print(f"{started.path}: started; follow it with `mmfsdp watch {quote(str(started.path))}`\n{trains_on(params)}")
     return 0
+
+
+def stage_params(values: Namespace) -> RunParams:
+    """Return the parameters of a run to start; with `--from RUN`, those of that run, whose weights it begins with.
+
+    The flags change them; --config takes their place.
+    """
+    if not hasattr(values, "start"):
+        return params_of(values)
+    start = run_folder(values.start)
+    is_checkpoint = start.parent.name == "checkpoints"
+    parent = Run.open(start.parent.parent if is_checkpoint else start)
+    check_no_replay(parent.path, "continued by another run")
+    launch = parent.params.launch
+    name = free_name(runs_folder(launch), launch.name)
+    changes = {"launch.name": name, "launch.replace": False, "train.start_from": None, "train.start_adapters": "keep"}
+    setattr(values, "train.start_from", str(start.absolute()))
+    return params_of(values, default=parent.params.change(**changes))
 
 
 def dry_run(params: RunParams) -> int:

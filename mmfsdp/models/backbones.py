@@ -156,13 +156,17 @@ def load_model(auto_class: Any, source: str, field: str, **kwargs: Any) -> PreTr
     return model
 
 
+LORA_SCALE = 2
+"""Factor of the product of an adapter's two matrices when it is added to the output: lora_alpha / rank."""
+
+
 def lora_config(rank: int, targets: Collection[str] = ()) -> Any:
     """Return peft's configuration of LoRA adapters (Hu et al. 2021)."""
     try:
         from peft import LoraConfig
     except ImportError:
         raise ParamError("lora_rank", f"{rank} needs peft; `pip install peft`, or remove it") from None
-    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(targets) or "all-linear")
+    return LoraConfig(r=rank, lora_alpha=LORA_SCALE * rank, target_modules=list(targets) or "all-linear")
 
 
 def add_lora(language: nn.Module, rank: int, *, targets: Collection[str] = (), meta: bool = False) -> None:

@@ -221,6 +221,13 @@ class Schedule(Choice):
         raise NotImplementedError(f"Schedule.factor has no formula of {self}")
 
 
+class StartAdapters(Choice):
+    """The treatment of the LoRA adapters of the run that another one starts from."""
+
+    KEEP = "keep", "They are trained on, or frozen, as the new run says: it has adapters of the same rank."
+    MERGE = "merge", "They are added to their matrices; the new run has no adapters, or new ones."
+
+
 class Device(Choice):
     """The device of the ranks."""
 

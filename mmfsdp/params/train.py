@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from .base import ParamError, Params
-from .enums import Device, Schedule, TrackerKind
+from .enums import Device, Schedule, StartAdapters, TrackerKind
 from .optimizers import Optimizer, OptimizerKind
 from .own import OwnCodes, path_of
 
@@ -94,6 +94,14 @@ class TrainParams(Params):
     min_delta: float = Field(0.0, ge=0)
     """Change of the score of keep_best that patience takes for better; in its units. Default 0."""
 
+    start_from: str | None = None
+    """Folder of a run, or of one of its checkpoints, with whose weights training begins: a new stage. What is frozen,
+    the optimizer, the data and the number of ranks may differ. `mmfsdp launch --from RUN` sets it, and takes the other
+    parameters of that run. Default unset: the weights of the model."""
+
+    start_adapters: StartAdapters = StartAdapters.KEEP
+    """Treatment of the LoRA adapters of start_from: keep, merge (into their matrices). Default keep."""
+
     profile: int = Field(0, ge=0)
     """Steps that torch's profiler records, after two: a trace of each rank that opens in Perfetto, and in the report
     how long training waits for communication; a count. Default 0: none."""
@@ -139,6 +147,12 @@ class TrainParams(Params):
             raise ParamError("keep_best", f"a lower loss is better; write -{HELD_OUT_LOSS}")
         if not self.best_name or (not self.metrics and self.best_name != HELD_OUT_LOSS):
             raise ParamError("keep_best", f"{self.keep_best!r} is no score without metrics; choose -{HELD_OUT_LOSS}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_start(self) -> Self:
+        if self.start_adapters is StartAdapters.MERGE and self.start_from is None:
+            raise ParamError("start_adapters", "merge has no effect without start_from; set it, or remove this")
         return self
 
     @model_validator(mode="after")

@@ -33,6 +33,9 @@ def with_variables(params: RunParams) -> RunParams:
     values = params.to_dict()
     for section in ("launch", "data", "model"):
         values[section] = _expanded(values[section], section)
+    start = values["train"].get("start_from")
+    if start is not None:
+        values["train"]["start_from"] = _expanded(start, "train.path")
     return RunParams.from_dict(values) if values != params.to_dict() else params
 
 

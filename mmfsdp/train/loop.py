@@ -96,6 +96,8 @@ def train(training: Training) -> dict[str, Any]:
         training.beat("trained")
         skipped = gather_json({name: asdict(each) for name, each in training.loader.skipped.items()})
         result: dict[str, Any] = {"skipped": sum_skipped(skipped)}
+        if state.began_with:
+            result["began_with"] = state.began_with
         if training.stopped and state.step < settings.steps:
             result["stopped"] = stopped(training)
         callbacks.on_train_end(result)

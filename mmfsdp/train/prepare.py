@@ -45,6 +45,7 @@ from .learning_rates import rates_line, spell_out_rates
 from .metrics import try_metrics
 from .moving_average import check_average
 from .own_callbacks import check_callbacks
+from .start_from import check_start
 
 FEW_ROWS = "few-rows"
 """Code of the finding that a step takes more rows than there are."""
@@ -95,6 +96,7 @@ def prepare(params: RunParams, *, activations: bool = False) -> Prepared:
     plan = with_place(with_data(plan, sources, params), params)
     plan.check()
     model, processor = kept_model(params)
+    check_start(params.train, model, plan)
     try_metrics(params, model, processor, sources)
     if activations or not plan.memory_events:
         for complete, its_cost in stages:

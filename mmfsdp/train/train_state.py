@@ -24,6 +24,7 @@ from ..params import RunParams
 from ..run.folder import add_event
 from .moving_average import MovingAverage
 from .optimizer import Scaler
+from .start_from import start_from
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class TrainState:
     of_callbacks: dict[str, list[Any]] = field(default_factory=dict)
     """States of the callbacks in the checkpoint that the run was resumed from, as `Callbacks.state_dicts` gave them."""
 
+    began_with: str = ""
+    """The run and the step whose weights it began with, in words (`train.start_from`)."""
     resumed_from: Path | None = None
     """The checkpoint that the run was resumed from."""
 
@@ -79,6 +82,7 @@ class TrainState:
             "place": {"samples": self.samples, "skipped": self.skipped, "skipped_in_a_row": self.skipped_in_a_row},
             "best": self.best,
             "callbacks": of_callbacks,
+            "began_with": self.began_with,
             "params": params.to_dict(),
             "frozen": setup.frozen,
         }
@@ -109,7 +113,11 @@ def resume(setup: TrainSetup) -> TrainState:
     newest = checkpoint.newest(setup.folder / "checkpoints")
     if newest is None:
         _seed_rank(params, step=0)
-        return TrainState(background=background)
+        state = TrainState(background=background)
+        if params.train.start_from is not None:
+            state.began_with, state.carried = start_from(setup.model, params.train, setup.frozen)
+            _tell(setup, "begun", state.began_with)
+        return state
     marker = checkpoint.marker_of(newest)
     checkpoint.check_frozen(setup.frozen, marker)
     # Python's and NumPy's generators; torch's too, if the checkpoint is of another number of ranks.
@@ -124,13 +132,19 @@ def resume(setup: TrainSetup) -> TrainState:
         setup.scaler.load_state_dict(marker["scaler"])
     state = TrainState(step=marker["step"], carried=resumed.carried, background=background, **marker["place"])
     state.resumed_from = newest
+    state.began_with = marker.get("began_with", "")
     state.of_callbacks = marker.get("callbacks", {})  # missing in checkpoints of earlier versions
     text = f"{resumed}{other_rates(marker.get('params', {}).get('train', {}), params.to_dict()['train'])}"
-    print(text)
+    _tell(setup, "resumed", text, step=state.step)
     state.best = _best_so_far(setup, marker)
-    if dist.get_rank() == 0:
-        add_event(setup.folder, "resumed", step=state.step, text=text)
     return state
+
+
+def _tell(setup: TrainSetup, kind: str, text: str, *, step: int = 0) -> None:
+    """Print what the training begins with, on each rank, and note it as an event."""
+    print(text)
+    if dist.get_rank() == 0:
+        add_event(setup.folder, kind, step=step, text=text)
 
 
 def other_rates(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -40,6 +40,8 @@ Row = Mapping[str, Any]
 """A line of metrics.jsonl."""
 NEWEST_EVENTS = 6
 MAX_PICTURE_BYTES = 10 << 20
+MAX_PARENT = 500
+"""Letters that are shown of the run that another one began with."""
 SKIPPED_NAMES = 5
 """Names of skipped records that are shown for each source."""
 
@@ -68,7 +70,7 @@ def report_html(folder: str | Path) -> str:
     state = run_state(look)  # first: what is read after the end is all there is
     rows, record = look.rows(), look.record
     sections: dict[str, Callable[[], str]] = {
-        "": lambda: result_figures(result) + facts(params, planned, record, rows),
+        "": lambda: result_figures(result) + parent_line(params, result) + facts(params, planned, record, rows),
         "Captions of new pictures": lambda: caption_cards(folder),
         "Skipped data": lambda: "".join(note(line) for line in skipped_lines(result)),
         "Training": lambda: training_charts(folder, params.get("train", {}).get("steps"), result),
@@ -136,6 +138,13 @@ def result_figures(result: Mapping[str, Any]) -> str:
     if "seconds" in result:
         figures.append((f"{result['seconds']:,.0f} s", f"on {result.get('world_size', '?')} ranks, captions included"))
     return key_figures(figures)
+
+
+def parent_line(params: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Return the run with whose weights this one began, as a line; "" if it began with those of the model."""
+    start = params.get("train", {}).get("start_from")
+    words = result.get("began_with") or (f"begins with the weights of {start}" if start else "")
+    return note(words[:MAX_PARENT]) if words else ""
 
 
 def caption_cards(folder: Path, *, max_cards: int = 12) -> str:
