@@ -17,7 +17,8 @@ The run folder is the database. Every file in it but events.jsonl has one writer
 | logs/ranks.* | a Slurm job: preempted (any rank), exit code (its batch script) |
 | logs/*_<N>_log.out | rank N: what it prints (submitit's files, but for a launcher without it) |
 | metrics.jsonl | rank 0: one line per step; metrics-rank<N>.jsonl for the others |
-| events.jsonl | anybody: saved, preempted, resumed and the like, one line each |
+| events.jsonl | anybody: saved, preempted, resumed and the like, and states, one line each; rank 0: its stages |
+| events-rank<N>.jsonl | rank N: its starts, stages and ends, one line each (history.py) |
 | code/, code.json | `launch`: the person's own modules, and the versions of the packages that they import |
 | tracked-*.json, track.log, tensorboard/, wandb/ | the process that tracks the run (track.py) |
 | plan.json, checkpoints/, result.json, report.html | the training |
@@ -31,8 +32,9 @@ Read in this order:
    never_starts; supervisor and local: who watches them, once the backbones are there (pretraining); hang: the rank that
    hangs.
 4. rank, preempt: what each rank does before and around the entry function.
-5. snapshot: one look at a run, from any process; state, local_state, slurm_state, slurm_log: its state, a function of
-   that; stages, progress: how far it is; reasons, error_kinds, trouble: what is wrong, and what to do.
+5. history: what happened when; snapshot: one look at a run, from any process; state, local_state, slurm_state,
+   slurm_log: its state, a function of that; stages, progress: how far it is; reasons, error_kinds, trouble: what is
+   wrong, and what to do.
 6. recording, recorder, player, replay: a run that was recorded, played again without its ranks.
 7. handle, watch, sweep, job_array, track: what a person has in hand.
 """

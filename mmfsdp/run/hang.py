@@ -18,12 +18,14 @@ from ..hangs.rank_server import remove
 from ..hangs.stacks import main_stack, waits_for_workers
 from .ask_ranks import sockets_here
 from .folder import heartbeat_path, last_log_lines, make_inner_folder, open_own, put_heartbeat, read_heartbeat, touch
+from .history import BEAT, add_moment
 from .launchers.registry import launcher_in_run
 from .local import process_start
 from .named_hang import kind_of_hang, name_hang_of
-from .reasons import NOT_STARTED, SHARED_MEMORY, SILENCE
+from .reasons import NOT_STARTED as NEVER_STARTED
+from .reasons import SHARED_MEMORY, SILENCE
 from .record import RunRecord, RunState, Status, because, write_status
-from .stages import SLOW_FACTOR, is_step, patience_s, progress_of
+from .stages import NOT_STARTED, SLOW_FACTOR, is_step, patience_s, progress_of, stage_of
 
 NEVER_REPORTED = "start; can its node see launch.folder?"
 """The activity of a rank that has not reported anything: its process did not start, or it cannot see the folder."""
@@ -45,10 +47,17 @@ class Heartbeat:
         make_inner_folder(path.parent)
         touch(path)
         self._file = open_own(path, "r+b")  # what an earlier one has written stands until this one writes
+        self._folder, self._rank = folder, rank
+        written = read_heartbeat(folder, rank)
+        self._stage = stage_of(written[0]) if written else NOT_STARTED
 
     def __call__(self, activity: str) -> None:
         """Report what this rank does from now on, such as `step 5 compute`."""
         put_heartbeat(self._file, activity, time.time())
+        stage = stage_of(activity)
+        if stage is not self._stage:
+            self._stage = stage
+            add_moment(self._folder, BEAT, activity, rank=self._rank)
 
 
 class HangDetector:
@@ -93,7 +102,7 @@ class HangDetector:
         if named is None:
             cause = f"rank {rank} does not answer (in {self.activities[slowest]}): it hangs"
             cause += f"; the limit is launch.silence_s, {self.limit_s:g} s"
-            kind = NOT_STARTED if self.activities[slowest] == NEVER_REPORTED else SILENCE
+            kind = NEVER_STARTED if self.activities[slowest] == NEVER_REPORTED else SILENCE
         else:
             where = self.activities[slowest if rank is None else rank]
             cause = f"{named.words(main_stack(log))}; no rank has reported for launch.silence_s, {self.limit_s:g} s"

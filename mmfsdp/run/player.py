@@ -1,8 +1,8 @@
 """The player of a recording: writes a run folder at the recorded times, faster if it is told so.
 
-Whoever reads the folder sees what a reader of the recorded run saw: states, heartbeats, metrics, events and logs. All
-times that are shown are those of the recording. The state of a replay is what its player has written: nobody asks for
-processes, and nobody asks Slurm.
+Whoever reads the folder sees what a reader of the recorded run saw: states, heartbeats, metrics, events and logs. A
+row of metrics tells in which step its rank then is. All times that are shown are those of the recording. The state of a
+replay is what its player has written: nobody asks for processes, and nobody asks Slurm.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .record import (
     Status,
     because,
     state_of_values,
-    write_status,
+    values_of_state,
 )
 from .recording import AGAIN, BACKBONES, BEAT, EVENT, LOG, RANK, RESULT, ROW, STATE, Moment, Recording
 from .snapshot import Snapshot
@@ -78,7 +78,7 @@ class Player:
         self.state = RunState(Status.QUEUED)
         self._next = 0
         self._beats: dict[int, int] = {}
-        """The newest heartbeat of each rank that runs, as its number among the moments."""
+        """The newest heartbeat or step of each rank that runs, as its number among the moments."""
         self._later_beats = _later_beats(recording.moments)
         self._alive = 0.0
 
@@ -111,7 +111,7 @@ class Player:
     def _write_state(self, state: RunState) -> None:
         self._alive = time.time()  # not monotonic: a laptop that wakes up shows at once that the replay goes on
         times = {"finished": self._alive} if state.done else {}
-        write_status(self.folder, state, alive=self._alive, **times)
+        write_json(self.folder / "status.json", values_of_state(state) | {"alive": self._alive} | times)
 
     def _take(self, number: int) -> None:
         """Write one moment; of states and heartbeats, keep the newest, which `advance` writes."""
@@ -133,6 +133,7 @@ class Player:
         elif moment.kind == BEAT:
             self._beats[rank] = number
         elif moment.kind == ROW:
+            self._beats[rank] = number
             self._append(metrics_path(self.folder, rank), value | {"time": time_of_it})
         elif moment.kind == EVENT:
             self._append(self.folder / "events.jsonl", value | {"time": time_of_it})
@@ -158,11 +159,11 @@ class Player:
 
 
 def _later_beats(moments: Sequence[Moment]) -> dict[int, Moment]:
-    """Return the next heartbeat of the same rank, by the number of a heartbeat among the moments."""
+    """Return the next heartbeat or step of the same rank, by the number of such a moment."""
     later: dict[int, Moment] = {}
     newest: dict[int, int] = {}
     for number, moment in enumerate(moments):
-        if moment.kind == BEAT:
+        if moment.kind in (BEAT, ROW):
             if moment.rank in newest:
                 later[newest[moment.rank]] = moment
             newest[moment.rank] = number
@@ -171,18 +172,24 @@ def _later_beats(moments: Sequence[Moment]) -> dict[int, Moment]:
     return later
 
 
+def activity_of(moment: Moment) -> str:
+    """Return what a rank does from a heartbeat or a finished step on."""
+    return moment.value if moment.kind == BEAT else f"step {moment.value.get('step', 0) + 1} compute"
+
+
 def activity_at(beat: Moment, later: Moment | None, seconds: float) -> tuple[str, float]:
     """Return what a rank does at a time of the recorded run, and since when, by the heartbeats before and after it.
 
     The recording of a long run leaves steps out. The rank went on meanwhile, so it must not seem to hang.
     """
+    activity = activity_of(beat)
     if later is None:
-        return beat.value, beat.at
-    first, last = progress_of(beat.value)[1], progress_of(later.value)[1]
+        return activity, beat.at
+    first, last = progress_of(activity)[1], progress_of(activity_of(later))[1]
     if not first or last < first + 2 or later.at <= beat.at:
-        return beat.value, beat.at
+        return activity, beat.at
     step_s = (later.at - beat.at) / (last - first)
     steps = math.floor((seconds - beat.at) / step_s)
     if steps < 1:
-        return beat.value, beat.at
+        return activity, beat.at
     return f"step {first + steps} compute", beat.at + steps * step_s

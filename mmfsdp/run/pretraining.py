@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ..params import GENERATED, ParamError, RunParams
 from .folder import NUMBER, Types, last_line, of_types, open_own, read_json, write_json
+from .history import BACKBONES, add_moment
 from .record import TRAININGS, RunState, Status, because, write_status
 
 FILE = "backbones.json"
@@ -106,10 +107,10 @@ def pretrain_here(folder: Path) -> None:
     write_json(path, {})
     first: dict[str, tuple[float, float]] = {}
     """Of each part: when its first step was done, and the share of it that this was."""
-    written = 0.0
+    written, told = 0.0, ("", 0)
 
     def progress(label: str, share: float) -> None:
-        nonlocal written
+        nonlocal written, told
         now = time.monotonic()
         began, share_then = first.setdefault(label, (now, share))
         if share < 1 and now < written + WRITE_INTERVAL_S:
@@ -119,6 +120,9 @@ def pretrain_here(folder: Path) -> None:
             values["left_s"] = (now - began) * (1 - share) / (share - share_then)
         write_json(path, values)
         written = now
+        if (label, int(10 * share)) != told:
+            told = (label, int(10 * share))
+            add_moment(folder, BACKBONES, values)
 
     try:
         params = RunParams.from_yaml(folder / "params.yaml")

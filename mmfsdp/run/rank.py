@@ -23,6 +23,7 @@ from .error_kinds import kind_of
 from .folder import add_event, last_row, open_own, touch, write_json
 from .fork import set_output
 from .hang import STACK_SIGNAL, Heartbeat
+from .history import RANK, add_moment
 from .launchers.launcher import Launcher, Place
 from .launchers.registry import launcher_in_run
 from .local import process_start
@@ -52,7 +53,9 @@ def run_rank(folder: str) -> None:
     process["start"] = process_start(os.getpid())
 
     def report(**status: Any) -> None:
-        write_json(path / "logs" / f"rank{place.global_rank}.json", process | {"time": time.time()} | status)
+        values = process | {"time": time.time()} | status
+        write_json(path / "logs" / f"rank{place.global_rank}.json", values)
+        add_moment(path, RANK, values, rank=place.global_rank)
         if status["state"] != "running":
             os.umask(0o077)  # submitit pickles the result next
 

@@ -13,6 +13,7 @@ from ..params.base import without_controls
 from ..params.enums import Choice, Executor
 from ..params.own import PATH
 from .folder import NUMBER, Row, Types, of_types, read_json, write_json
+from .history import STATE, add_moment
 from .reasons import CANCELLING, Reason
 
 TRAIN, TRAIN_AND_CAPTION, SITE_CHECK = "train", "train_and_caption", "check"
@@ -217,8 +218,14 @@ def _values_of_reason(why: Reason) -> Row:
 
 
 def write_status(folder: Path, state: RunState, **more: Any) -> None:
-    """Write a state, and more (job, submitted, finished), into status.json; what else it holds is kept."""
-    write_json(folder / "status.json", status_values(folder) | values_of_state(state) | more)
+    """Write a state, and more (job, submitted, finished), into status.json; what else it holds is kept.
+
+    Another state than the one there is a moment of the run's history.
+    """
+    before, values = status_values(folder), values_of_state(state)
+    write_json(folder / "status.json", before | values | more)
+    if state_of_values(before) != state_of_values(values):
+        add_moment(folder, STATE, {key: value for key, value in values.items() if value not in (None, "", [])})
 
 
 @dataclass(frozen=True, kw_only=True)

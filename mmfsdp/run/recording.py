@@ -35,6 +35,7 @@ from .folder import (
     read_file,
     write_text,
 )
+from .history import BACKBONES, BEAT, EVENT, RANK, STATE
 from .launchers.registry import launcher_named
 from .pretraining import TYPES as BACKBONES_TYPES
 from .record import ENTRIES, RANK_TYPES, STATE_KEYS, STATUS_TYPES, TRAIN, RunRecord, Status
@@ -53,8 +54,7 @@ MAX_ABOUT = 300
 MAX_BYTES, MAX_MOMENTS = 1 << 27, 1_000_000
 """Limits of a recording, above what `mmfsdp record` writes for MAX_RANKS ranks."""
 
-STATE, AGAIN, BACKBONES, RANK, BEAT = "state", "again", "backbones", "rank", "beat"
-ROW, EVENT, LOG, RESULT = "row", "event", "log", "result"
+AGAIN, ROW, LOG, RESULT = "again", "row", "log", "result"
 KINDS = (STATE, AGAIN, BACKBONES, RANK, BEAT, ROW, EVENT, LOG, RESULT)
 """Kinds of moments: a state of the run; its ranks are started again; the pretraining of its backbones; a report and a
 heartbeat of a rank; a row of metrics; an event; a line of a rank's log; the result."""

@@ -15,7 +15,7 @@ from ..params import LaunchParams, ParamError, RunParams
 from .folder import PathLike, write_json, write_text
 from .handle import Run
 from .player import PLAYER_LOG, Player
-from .record import REPLAY, RunState, Status, because, write_status
+from .record import REPLAY, RunState, Status, because, values_of_state, write_status
 from .recorder import recording_of
 from .recording import Recording, find_recording
 from .start import free_name, make_folder, runs_folder, start_detached
@@ -120,7 +120,7 @@ def prepare(recording: Recording, params: RunParams) -> Path:
             write_json(folder / "plan.json", recording.plan)
         now = time.time()
         record = replace(recording.run, executor=REPLAY, created=now, replay_of=recording.about)
-        write_status(folder, RunState(Status.QUEUED), alive=now)
+        write_json(folder / "status.json", values_of_state(RunState(Status.QUEUED)) | {"alive": now})
         record.write(folder)
     except BaseException:
         shutil.rmtree(folder)  # no disk space, or an interrupt

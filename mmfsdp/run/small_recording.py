@@ -25,7 +25,7 @@ from .folder import PathLike
 from .launchers.registry import check_no_replay
 from .record import RunRecord, rank_statuses
 from .recorder import recording_of
-from .recording import BEAT, KINDS, LOG, MAX_ABOUT, ROW, Moment, Recording, thinned
+from .recording import KINDS, LOG, MAX_ABOUT, ROW, Moment, Recording, thinned
 from .state import run_state
 
 DIGITS = 5
@@ -77,8 +77,6 @@ def smaller(recording: Recording) -> Recording:
         moments = list(group)
         if kind == ROW:
             moments = [moment._replace(value=_rounded(moment.value)) for moment in thinned(moments, MAX_ROWS)]
-        elif kind == BEAT:
-            moments = list(thinned(moments, 2 * MAX_ROWS))  # two for each step
         elif kind == LOG and len(moments) > LOG_HEAD + LOG_TAIL:
             gap = len(moments) - LOG_HEAD - LOG_TAIL
             words = moments[LOG_HEAD]._replace(value=f"[... {gap:,} lines not recorded ...]")

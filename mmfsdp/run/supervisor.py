@@ -37,7 +37,6 @@ from .record import (
     cancelled_state,
     failed_first,
     first_failure,
-    rank_statuses,
     write_status,
 )
 from .silent_ranks import death_words
@@ -146,6 +145,7 @@ class Supervisor:
     def watch(self, ranks: StartedRanks) -> RunState | None:
         """Watch the ranks until all have ended or one has failed. Return None if they were preempted."""
         detector, touched, told = HangDetector(self.folder, self.record), -TOUCH_INTERVAL_S, ""
+        look = self.look()
         while True:
             if not (self.folder / "run.json").exists():  # somebody has deleted it, and could not cancel the run then
                 self.record.write(self.folder)
@@ -156,10 +156,10 @@ class Supervisor:
             if is_late or waits_for != told or not (self.folder / "status.json").exists():
                 self.write_started(ranks, waits_for)
                 touched, told = time.monotonic(), waits_for
-            if state := self.stop_requested() or self.failure(ranks):
+            look, silent_ranks = self.look_again(look, ranks)
+            if state := self.stop_requested() or self.failure(look, silent_ranks, ranks):
                 return with_cause(self.look(), state)
-            statuses = rank_statuses(self.folder, self.record)
-            if all(status.get("state") in ("done", "preempted") for status in statuses):
+            if all(report.get("state") in ("done", "preempted") for report in look.reports):
                 break
             if state := detector.check():
                 return state
@@ -167,7 +167,7 @@ class Supervisor:
         end = time.monotonic() + EXIT_TIMEOUT_S
         while not ranks.done() and time.monotonic() < end:
             time.sleep(POLL_S)
-        if all_done(statuses):
+        if all_done(look.reports):
             return RunState(Status.COMPLETED)
         if not ranks.done():
             return because(Status.FAILED, f"preempted, but its ranks did not end within {EXIT_TIMEOUT_S:g} s")
@@ -183,12 +183,12 @@ class Supervisor:
             return because(Status.FAILED, f"stopped after {self.record.timeout_min} min", kind=TIME_LIMIT)
         return None
 
-    def failure(self, ranks: StartedRanks) -> RunState | None:
+    def failure(self, look: Snapshot, silent_ranks: list[int], ranks: StartedRanks) -> RunState | None:
         """Return the FAILED state of the first rank that failed; None if none has."""
-        if not self.silent_ranks(ranks) and not first_failure(rank_statuses(self.folder, self.record)):
+        if not silent_ranks and not first_failure(look.reports):
             return None
         time.sleep(SETTLE_S)
-        silent_ranks, look = self.silent_ranks(ranks), self.look()
+        look, silent_ranks = self.look_again(look, ranks)
         reported = first_failure(look.reports)
         log = last_bytes(self.folder / "logs" / "supervisor.log", size=40_000)
         if failure := self.launcher.failure(look, ranks, log):
@@ -213,12 +213,15 @@ class Supervisor:
         look.record = self.record
         return look
 
-    def silent_ranks(self, ranks: StartedRanks) -> list[int]:
-        """Return the ranks whose process has ended without a report of its end."""
+    def look_again(self, before: Snapshot, ranks: StartedRanks) -> tuple[Snapshot, list[int]]:
+        """Return a look at the run, and the ranks whose process has ended without a report of its end.
+
+        before: an earlier look, by which the processes of the ranks are known.
+        """
         over = ranks.done()
         ended_ranks = []
-        for rank, status in enumerate(rank_statuses(self.folder, self.record)):
-            if over or (self.launcher.here and status and not is_same_process(status["pid"], status["start"])):
+        for rank, report in enumerate(before.reports):
+            if over or (self.launcher.here and report and not is_same_process(report["pid"], report["start"])):
                 ended_ranks.append(rank)
-        statuses = rank_statuses(self.folder, self.record)  # read once more: a rank reports before it ends
-        return [rank for rank in ended_ranks if statuses[rank].get("state") in (None, "running")]
+        look = self.look()  # after the processes: a rank reports before it ends
+        return look, [rank for rank in ended_ranks if look.report(rank).get("state") in (None, "running")]

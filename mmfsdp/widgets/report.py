@@ -23,6 +23,7 @@ from ..run.folder import (
     read_result,
     write_text,
 )
+from ..run.history import read_moments, stage_seconds
 from ..run.record import RunRecord
 from ..run.snapshot import Snapshot
 from ..run.state import run_state
@@ -189,7 +190,13 @@ def training_charts(folder: Path, steps: int | None, result: Mapping[str, Any]) 
     The peak was predicted for the batch that was measured, so it is known with the result.
     """
     predicted = {"memory_bytes": (result.get("peak") or {}).get("bytes")}
-    return charts_html([folder], total=steps, predicted=predicted) + newest_events(folder)
+    return charts_html([folder], total=steps, predicted=predicted) + newest_events(folder) + stages_of_rank0(folder)
+
+
+def stages_of_rank0(folder: Path) -> str:
+    """Return how long each stage of rank 0 took since it was last started, in a line."""
+    stages = [f"{words} {seconds:.1f} s" for words, seconds in stage_seconds(read_moments(folder))]
+    return note(f"rank 0: {', '.join(stages)}") if stages else ""
 
 
 def newest_events(folder: Path) -> str:

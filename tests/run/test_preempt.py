@@ -7,6 +7,9 @@ import pytest
 
 from mmfsdp import ParamError, Run, launch
 from mmfsdp.run.folder import add_event, read_events
+from mmfsdp.run.history import BEAT, RANK
+from mmfsdp.run.recorder import recording_of
+from mmfsdp.run.recording import AGAIN
 from tests.tiny_run import tiny_run
 from tests.train.test_resume import curve, final, rows
 from tests.waiting import until
@@ -41,6 +44,13 @@ def test_drills_leave_no_trace_but_the_events(tmp_path):
     assert {key: run.result()[key] for key in RESULT} == {key: whole.result()[key] for key in RESULT}
     assert run.result()["wire_bytes_predicted"] == run.result()["wire_bytes_measured"]
     assert f"preempted at step {steps[0]}, which is saved" in run.logs(0)
+    moments = recording_of(run.path).moments
+    assert sum(moment.kind == AGAIN for moment in moments) == 2
+    for rank in range(2):
+        stages = [moment.value.split()[0] for moment in moments if moment.kind == BEAT and moment.rank == rank]
+        reports = [moment.value["state"] for moment in moments if moment.kind == RANK and moment.rank == rank]
+        assert stages.count("importing") == stages.count("planning") == stages.count("step") == 3, stages
+        assert reports == [*2 * ["running", "preempted"], "running", "done"]
     with pytest.raises(ParamError, match="is COMPLETED.*a drill needs a run whose ranks are all running"):
         run.drill()
 

@@ -17,11 +17,12 @@ from mmfsdp.params import ParamError, RunParams
 from mmfsdp.run.adopt import find_same
 from mmfsdp.run.folder import heartbeat_path, read_events, read_json, write_json
 from mmfsdp.run.handle import Run
+from mmfsdp.run.history import BACKBONES, BEAT, RANK, STATE, events_path
 from mmfsdp.run.player import GONE_AFTER_S, Player
 from mmfsdp.run.progress import part_of
 from mmfsdp.run.record import RunRecord, Status, status_values, write_status
 from mmfsdp.run.recorder import recording_of
-from mmfsdp.run.recording import BEAT, LOG, ROW, STATE, Recording, shipped
+from mmfsdp.run.recording import LOG, ROW, Recording, shipped
 from mmfsdp.run.replay import load, params_for, play, prepare
 from mmfsdp.run.small_recording import record as make_recording
 from mmfsdp.run.state import read_ranks, run_state, runs_table
@@ -58,7 +59,8 @@ def prepared(tmp_path):
 
 
 def moments_of_states(recording: Recording) -> list[float]:
-    return [moment.at for moment in recording.moments if moment.kind == STATE]
+    """When it has another state: a run that is STARTING is RUNNING with its first row."""
+    return [moment.at for moment in recording.moments if moment.kind in (STATE, ROW)]
 
 
 def states_seen(recording: Recording, player: Player, run: Run, *, strides: int = 40) -> list[str]:
@@ -142,6 +144,12 @@ def test_a_run_out_of_memory_tells_what_to_do(prepared):
 # ---- a run folder ----
 
 
+def happened(folder, at: float, kind: str, value, *, rank: int = 0) -> None:
+    """Append a moment of a run, so many seconds after its launch."""
+    with events_path(folder, rank).open("a") as file:
+        file.write(json.dumps({"time": LAUNCHED + at, "kind": kind, "value": value}) + "\n")
+
+
 @pytest.fixture
 def local_run(tmp_path):
     """A run of two local ranks that have done four steps; rank 1 then failed. Their backbones were pretrained first."""
@@ -150,25 +158,29 @@ def local_run(tmp_path):
     values = vars(record(**GONE)) | {"created": LAUNCHED, "ranks": 2, "steps": 9, "pretrains": True, "entry": "x:y"}
     RunRecord(**values).write(folder)
     RunParams().to_yaml(folder / "params.yaml")
-    write_json(folder / "logs/backbones.json", {"label": "vision encoder", "share": 1.0})
+    happened(folder, 1, STATE, {"status": "PREPARING"})
+    for share in (0.1, 0.5, 0.9):
+        happened(folder, 1 + 28 * share, BACKBONES, {"label": "vision encoder", "share": share})
+    happened(folder, 29, STATE, {"status": "STARTING"})
     for rank in range(2):
         rows = [{"step": step, "time": LAUNCHED + 50 + step, "loss": 1 / step, "data_s": 0.2} for step in range(1, 5)]
         name = f"metrics-rank{rank}.jsonl" if rank else "metrics.jsonl"
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        report = {
-            "rank": rank,
-            "host": "n1.lab",
-            "pid": os.getpid(),
-            "start": LAUNCHED + 30,
-            "time": LAUNCHED + 55 + rank,
-        }
-        how = {"state": "running"} if rank == 0 else {"state": "failed", "error": "ValueError: bad", "traceback": "Tr"}
-        write_json(folder / f"logs/rank{rank}.json", report | how)
+        process = {"rank": rank, "host": "n1.lab", "pid": os.getpid(), "start": LAUNCHED + 30}
+        report = process | {"time": LAUNCHED + 31, "state": "running"}
+        happened(folder, 31, RANK, report, rank=rank)
+        for at, activity in ((32, "importing"), (45, "planning"), (50, "step 1 data")):
+            happened(folder, at, BEAT, activity, rank=rank)
+        if rank == 1:
+            report |= {"time": LAUNCHED + 56, "state": "failed", "error": "ValueError: bad", "traceback": "Tr"}
+            happened(folder, 56, RANK, report, rank=rank)
+        write_json(folder / f"logs/rank{rank}.json", report)
         (folder / f"logs/rank{rank}.beat").write_text(f"{'step 5 compute':<120} {LAUNCHED + 54.5}\n")
         log = "before\n" + "".join(f"step {step}/9  loss\n" for step in range(1, 5)) + "after\n"
         (folder / f"logs/1_{rank}_log.out").write_text(log)
-    ended = {"status": "FAILED", "reason": "rank 1: ValueError: bad", "rank": 1, "traceback": "Tr", "job": "77"}
-    write_json(folder / "status.json", ended | {"finished": LAUNCHED + 60})
+    ended = {"status": "FAILED", "reason": "rank 1: ValueError: bad", "rank": 1, "traceback": "Tr"}
+    happened(folder, 60, STATE, ended)
+    write_json(folder / "status.json", ended | {"job": "77", "finished": LAUNCHED + 60})
     return folder
 
 
@@ -196,7 +208,7 @@ def test_each_speed_gives_the_same_states_in_the_same_order(local_run, prepared)
     for number, strides in enumerate((1, 7, 300)):
         told.append(states_seen(*prepared(local_run, f"replay{number}"), strides=strides))
     assert told[0] == told[1] == told[2]
-    assert [line.split()[0] for line in told[0]] == ["PREPARING", "STARTING", "RUNNING", "FAILED"]
+    assert [line.split()[0] for line in told[0]] == ["QUEUED", "PREPARING", "STARTING", "RUNNING", "FAILED"]
 
 
 def test_a_replay_plays_itself_to_the_end_and_its_file_gives_the_same(local_run, prepared, tmp_path):
@@ -514,8 +526,9 @@ def test_the_ranks_of_a_long_run_never_seem_to_hang(local_run, prepared, tmp_pat
         name = "metrics-rank1.jsonl" if rank else "metrics.jsonl"
         (local_run / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
         (local_run / f"logs/rank{rank}.beat").write_text(f"{'step 5001 callback':<120} {LAUNCHED + 5030.0}\n")
-    report = read_json(local_run / "logs/rank0.json")
-    write_json(local_run / "logs/rank1.json", report | {"rank": 1})
+        events_path(local_run, rank).unlink()
+        happened(local_run, 29, STATE, {"status": "STARTING"})
+        happened(local_run, 30, RANK, {"state": "running"}, rank=rank)
     write_json(local_run / "status.json", {"status": "CANCELLED", "finished": LAUNCHED + 6000})
     source = make_recording(local_run, tmp_path / "r.jsonl", about="x") if is_recorded else local_run
     recording, player, run = prepared(source)

@@ -1,20 +1,24 @@
 """One look at a run: how often it opens each file, and that a state needs no files."""
 
+import re
 import sys
 import time
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mmfsdp.run.folder import MetricsWriter, write_json
 from mmfsdp.run.hang import Heartbeat
+from mmfsdp.run.launchers.launcher import StartedRanks
 from mmfsdp.run.progress import part_of
 from mmfsdp.run.reasons import DISK
 from mmfsdp.run.record import Status
 from mmfsdp.run.snapshot import EXIT_CODE_FILE, Snapshot
 from mmfsdp.run.state import read_ranks, run_state
+from mmfsdp.run.supervisor import Supervisor
 from mmfsdp.run.trouble import troubles
 from mmfsdp.run.watch import Progress
 from tests.run.test_runs import record
@@ -91,6 +95,30 @@ def test_the_state_of_a_large_run_opens_few_files(tmp_path):
     with counted() as counts:
         run_state(tmp_path)
     assert sum(name.startswith(str(tmp_path)) for name in counts) < 5, "whoever waits for it asks ten times a second"
+
+
+class GoingOn(StartedRanks):
+    """Ranks of which none has ended."""
+
+    job_id = "1"
+
+    def done(self) -> bool:
+        return False
+
+
+def test_the_supervisor_reads_each_report_once_a_look(tmp_path):
+    write_run(tmp_path)
+    supervisor = Supervisor.__new__(Supervisor)  # without its signal handlers
+    supervisor.folder, supervisor.record = tmp_path, record(ranks=RANKS)
+    supervisor.launcher = SimpleNamespace(here=False)
+    before = supervisor.look()
+    assert len(before.reports) == RANKS
+    with counted() as counts:
+        look, silent_ranks = supervisor.look_again(before, GoingOn())
+        assert supervisor.failure(look, silent_ranks, GoingOn()) is None
+        assert all(report["state"] == "running" for report in look.reports)
+    reports = {name: count for name, count in counts.items() if re.search(r"rank\d+\.json$", name)}
+    assert len(reports) == RANKS and set(reports.values()) == {1}
 
 
 def test_a_state_needs_no_files():

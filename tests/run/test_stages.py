@@ -7,8 +7,9 @@ import pytest
 from mmfsdp import RunParams
 from mmfsdp.params import load
 from mmfsdp.run import stages
-from mmfsdp.run.folder import MetricsWriter, read_heartbeat, write_json
+from mmfsdp.run.folder import MetricsWriter, heartbeat_path, read_heartbeat, write_json
 from mmfsdp.run.hang import Heartbeat
+from mmfsdp.run.history import BACKBONES, BEAT, RANK, STATE, add_moment, read_moments, stage_seconds
 from mmfsdp.run.pretraining import backbones_progress, pretrain_here, pretrains
 from mmfsdp.run.progress import part_of
 from mmfsdp.run.record import TRAIN, TRAIN_AND_CAPTION, RunState, Status, write_status
@@ -110,6 +111,34 @@ def test_a_heartbeat_that_is_opened_again_is_never_empty(tmp_path):
     assert read_heartbeat(tmp_path, 0)[0] == "joining"
 
 
+def test_a_rank_appends_each_stage_that_it_enters_with_its_time(tmp_path, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr("mmfsdp.run.history.time.time", lambda: now)
+    lives = [["importing", "opening the data", "step 1 data", "step 1 compute", "step 2 data"]]
+    lives.append(["importing", "planning", "planning", "step 2 data", "trained"])
+    for activities in lives:
+        beat = Heartbeat(tmp_path, 1)
+        for activity in activities:
+            beat(activity)
+            now += 2
+        again = Heartbeat(tmp_path, 1)  # another part of the rank, in the same stage
+        again(activity)
+        add_moment(tmp_path, RANK, {"state": "preempted"}, rank=1)
+        heartbeat_path(tmp_path, 1).unlink()  # as before ranks are started again
+    moments = read_moments(tmp_path, 1)
+    told = [moment.value for moment in moments if moment.kind == BEAT]
+    assert told == ["importing", "opening the data", "step 1 data", "importing", "planning", "step 2 data", "trained"]
+    words = [stages.stage_of(activity).words for activity in told[3:]]
+    assert stage_seconds(moments) == list(zip(words, [2, 4, 2, 2], strict=True)), "of the last life"
+    assert read_moments(tmp_path) == [], "a rank appends to a file of its own"
+    folder = tmp_path
+    write_status(folder, RunState(Status.STARTING))
+    write_status(folder, RunState(Status.STARTING), alive=now)
+    write_status(folder, RunState(Status.COMPLETED))
+    states = [moment.value["status"] for moment in read_moments(folder) if moment.kind == STATE]
+    assert states == ["STARTING", "COMPLETED"], "a state once"
+
+
 def test_how_far_the_pretraining_is_stands_in_the_folder(folder, monkeypatch):
     def ensure(params, progress):
         for step in range(1, 4):
@@ -122,6 +151,8 @@ def test_how_far_the_pretraining_is_stands_in_the_folder(folder, monkeypatch):
     pretrain_here(folder)
     assert backbones_progress(folder) == ("vision encoder", 0.3, pytest.approx(14.0)), "2 s for each tenth"
     assert "pretraining the vision encoder" in now(folder).words and now(folder).share == 0.3
+    shares = [moment.value["share"] for moment in read_moments(folder) if moment.kind == BACKBONES]
+    assert shares == [0.1, 0.2, 0.3]
     assert "30%, 0:00:14 left" in parts_line(now(folder)) and 'value="0.300"' in parts_line(now(folder))
 
 

@@ -50,6 +50,15 @@ def test_the_report_says_what_the_folder_says(finished_run):
         assert words in text, words
 
 
+def test_the_report_says_how_long_each_stage_took(finished_run):
+    assert "building the model" not in report_html(finished_run)
+    moments = [("beat", "building"), ("beat", "planning"), ("rank", {"state": "done"})]
+    with (finished_run / "events.jsonl").open("a") as file:
+        for number, (kind, value) in enumerate(moments):
+            file.write(json.dumps({"time": 100.0 + 1.5 * number, "kind": kind, "value": value}) + "\n")
+    assert "building the model 1.5 s, planning 1.5 s" in report_html(finished_run)
+
+
 def test_what_was_predicted_is_drawn_beside_what_was_measured(finished_run):
     found = json.loads((finished_run / "plan.json").read_text())
     assert "- - predicted" not in report_html(finished_run), "nothing was"
