@@ -9,7 +9,7 @@ from .folder import PathLike
 from .pretraining import backbones_progress
 from .record import TRAIN_AND_CAPTION, RunRecord, RunState, Status
 from .snapshot import Snapshot, look_at
-from .stages import BACKBONES, CAPTIONS, FIRST_STEP, PARTS, STEPS, progress_of, stage_of
+from .stages import BACKBONES, CAPTIONS, FIRST_STEP, PARTS, parsed, progress_of
 from .state import RankProgress, age, read_ranks
 
 
@@ -64,15 +64,14 @@ def _parts(record: RunRecord, now: str) -> tuple[str, ...]:
 
 def _part_and_words(last: RankProgress, *, alone: bool) -> tuple[str, str]:
     """Return the part that the rank furthest behind is in, and what it does."""
-    stage = stage_of(last.activity)
-    part, words = stage.part, stage.words
-    if last.activity.startswith("step ") and last.first_step:
-        part, words = FIRST_STEP, last.activity
-    elif part == STEPS and last.activity.startswith("step "):
-        words = last.activity
-    detail = last.activity.partition(": ")[2]
-    if detail:
-        words += f", {detail}"
+    told = parsed(last.activity)
+    part, words = told.stage.part, told.stage.words
+    if told.step:
+        words = f"step {told.step} {told.part}"
+        if last.first_step:
+            part = FIRST_STEP
+    if told.detail:
+        words += f", {told.detail}"
     if not alone and last.activity:
         words += f" (rank {last.rank})"
     if last.age_s is not None and last.age_s >= 1:

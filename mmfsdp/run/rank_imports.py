@@ -32,7 +32,7 @@ AHEAD_OF_RUNS = (
     *OF_MODELS,
 )
 """Modules that the warm process imports before it forks the processes of local runs (warm.py)."""
-AHEAD_OF_FUNCTIONS = (*OF_MODELS, "mmfsdp.train")
+AHEAD_OF_FUNCTIONS = (*OF_MODELS, "mmfsdp.train.job")
 """Modules that are imported before the ranks of a function are forked (bench/spawn_ranks.py)."""
 AHEAD_OF_CELLS = ("torch._dynamo", "mmfsdp.models", "mmfsdp.core.wrap", "mmfsdp.train.profile", "mmfsdp.cli")
 """Modules that are imported before the ranks of a `%%ranks` cell are forked: those that the course uses."""

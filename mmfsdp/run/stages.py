@@ -57,24 +57,49 @@ QUIET_SHARE = 0.5
 """Share of the time that a rank may take in any other stage, after which it stands out."""
 
 
+class Activity(NamedTuple):
+    """A heartbeat as data."""
+
+    word: str
+    """Its first word, a key of STAGES if it is known."""
+    step: int = 0
+    """The step that the rank is in; 0 outside of steps."""
+    part: str = ""
+    """The part of the step, of STEP_PARTS if it is known."""
+    detail: str = ""
+    """More that the rank says, such as the name of a parameter or of a callback."""
+
+    @property
+    def stage(self) -> Stage:
+        """Return the stage that it belongs to."""
+        return STAGES.get(self.word, NOT_STARTED)
+
+
+def parsed(activity: str) -> Activity:
+    """Return what a heartbeat such as `step 5 compute` or `wrapping: head.weight` says."""
+    told, _, detail = activity.partition(": ")
+    words = [word.rstrip(":,") for word in told.split()] or [""]
+    if words[0] == "step" and len(words) > 2 and words[1].isdecimal():
+        return Activity("step", int(words[1]), words[2], " ".join(words[3:]) or detail)
+    return Activity(words[0], detail=detail)
+
+
 def stage_of(activity: str) -> Stage:
     """Return the stage of a rank that has reported this last."""
-    return STAGES.get(_words(activity)[0], NOT_STARTED)
+    return parsed(activity).stage
 
 
 def progress_of(activity: str) -> tuple[int, int, int]:
     """Return how far a rank is as (stage, step, part of the step), by what it last reported."""
-    words = _words(activity)
-    stage = list(STAGES).index(words[0]) if words[0] in STAGES else -1
-    if words[0] != "step" or len(words) < 3 or not words[1].isdecimal():
-        return stage, 0, 0
-    return stage, int(words[1]), STEP_PARTS.index(words[2]) if words[2] in STEP_PARTS else 0
+    told = parsed(activity)
+    stage = list(STAGES).index(told.word) if told.word in STAGES else -1
+    return stage, told.step, STEP_PARTS.index(told.part) if told.part in STEP_PARTS else 0
 
 
 def is_step(activity: str) -> bool:
     """Return whether a rank that reports this is in a part of a step that tells how long steps take."""
-    words = _words(activity)
-    return words[0] == "step" and not any(part in words for part in OF_ANY_LENGTH)
+    told = parsed(activity)
+    return told.stage is STAGES["step"] and told.part not in OF_ANY_LENGTH
 
 
 def patience_s(activity: str, silence_s: float) -> float:
@@ -88,7 +113,3 @@ def quiet_s(activity: str, silence_s: float, step_s: float | None) -> float:
     if step_s is not None and is_step(activity):
         return max(QUIET_S, 5 * step_s)
     return max(QUIET_S, QUIET_SHARE * patience_s(activity, silence_s))
-
-
-def _words(activity: str) -> list[str]:
-    return [word.rstrip(":,") for word in activity.split()] or [""]

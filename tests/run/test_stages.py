@@ -66,6 +66,9 @@ def test_steps_and_captions_follow_the_first_step(folder):
         MetricsWriter(folder, rank).write({"step": 1, "time": time.time() + 1, "loss": 1.0})
         Heartbeat(folder, rank)("step 2 compute")
     assert now(folder).part == "steps" and "step 2 compute" in now(folder).words
+    for rank in (0, 1):
+        Heartbeat(folder, rank)("step 2 callback mine:Of.on_save")
+    assert now(folder).words.startswith("step 2 callback, mine:Of.on_save")
     write_json(folder / "logs/rank1.json", {"rank": 1, "state": "done", "time": time.time()})
     Heartbeat(folder, 0)("captions: 50 of 200 texts")
     assert now(folder).part == "captions" and "50 of 200 texts" in now(folder).words
