@@ -22,7 +22,7 @@ from ..run.placement import trains_on, with_ranks
 from ..run.progress import part_of
 from ..run.snapshot import Snapshot
 from ..run.start import free_name, runs_folder
-from ..run.state import SWEEP_FILE, find_runs, run_state, runs_table
+from ..run.state import SWEEP_FILE, ask_ahead, find_runs, run_state, runs_table
 from ..run.sweep import Sweep
 from ..run.sweep import sweep as start_sweep
 from ..run.trouble import headline, troubles
@@ -30,6 +30,10 @@ from ..run.trust import UntrustedRun, check_trusted, own_code_of
 from ..run.watch import Progress
 from ..run.watch import follow as lines_of
 from .planning import CHECKING, prepare_run, run_folder, say, show_finding
+
+ANSWER_TIMEOUT_S = 60.0
+"""Seconds that a command waits for Slurm before it ends."""
+ASKING = f"waiting for Slurm's answer, at most {ANSWER_TIMEOUT_S:.0f} s"
 
 
 def count(text: str) -> int:
@@ -260,6 +264,7 @@ def runs(values: Namespace) -> int:
     default = LaunchParams().folder
     for folder in values.folders or [default]:
         paths = find_runs(folder)
+        ask_ahead(paths.values(), timeout=ANSWER_TIMEOUT_S)
         show(runs_table(paths) if paths else f"no runs in {folder}")
     return 0
 
@@ -267,6 +272,7 @@ def runs(values: Namespace) -> int:
 def status(values: Namespace) -> int:
     """Print the state of a run, what it does now, and what is wrong with it. Returns 1 if it ended and is not ok."""
     asked = Run.open(run_folder(values.run))
+    ask_ahead([asked.path], timeout=ANSWER_TIMEOUT_S)
     look = Snapshot(asked.path)
     state = run_state(look)
     found = troubles(look, state)
@@ -283,11 +289,18 @@ def cancel(values: Namespace) -> int:
     path = run_folder(values.run)
     if os.path.isfile(path / SWEEP_FILE):
         members = Sweep(path)
-        members.cancel()
+        states = members.cancel()
+        if not all(state.done for state in states.values()):
+            show(members, ASKING)
+            members.wait(ANSWER_TIMEOUT_S)
         show(members)
     else:
         cancelled = Run.open(path)
-        show(f"{cancelled.name}: {cancelled.cancel()}")
+        state = cancelled.cancel()
+        if not state.done:
+            show(f"{cancelled.name}: {state}", ASKING)
+            state = cancelled.wait(ANSWER_TIMEOUT_S)
+        show(f"{cancelled.name}: {state}")
     return 0
 
 

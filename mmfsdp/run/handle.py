@@ -107,9 +107,9 @@ class Run:
         """Stop all its processes and return its state once they are gone; a finished run is left as it is.
 
         Works from any machine that sees the folder, by asking the supervisor. Raises PermissionError if the run is
-        another person's, TimeoutError if processes are left after `timeout` seconds: when they are on another machine,
-        or when Slurm does not answer. The run ends all the same as soon as its ranks or their watchdog see the file
-        `cancel`.
+        another person's, TimeoutError if processes are left after `timeout` seconds, as on another machine. If Slurm
+        was asked and has not answered by then, the state is not final and says so, and this process goes on asking. The
+        run ends all the same as soon as its ranks or their watchdog see the file `cancel`.
         """
         end, state = time.monotonic() + timeout, self.state()
         is_unknown = self.record is None and job_number(self.path) and not read_status(self.path).done
@@ -118,8 +118,8 @@ class Run:
         touch(self.path / "cancel")
         record = self.record
         launcher = launcher_of(self.path, record) if record else launcher_named(self.params.launch.executor)
-        launcher.stop(self.path, self.state, end)
-        return self.state()
+        waits_for, state = launcher.stop(self.path, self.state, end), self.state()
+        return state if state.done or not waits_for else replace(state, notes=(*state.notes, waits_for))
 
     def drill(self) -> None:
         """Preempt it as a cluster would: its ranks save, end and start again. Returns immediately.

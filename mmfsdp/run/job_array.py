@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import time
 import uuid
 from collections.abc import Sequence
@@ -14,11 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import slurm
+from .ask_slurm import Answer, ask_slurm
 from .folder import make_inner_folder, write_text
 from .own_code import write_code
 from .pretraining import pretrain_first
 from .record import RunState, Status, because, write_status
-from .slurm_state import SUBMIT_TIMEOUT_S, run_command
+from .slurm_state import SUBMIT_TIMEOUT_S
 from .start import make_folder, make_record
 from .sweep import MAX_MEMBERS, POLL_S, Sweep
 
@@ -117,7 +117,7 @@ def submit_in_parts(members: Sweep, waiting: list[str]) -> None:
             part, job, size = part + 1, number, largest
 
 
-def submit_part(members: Sweep, part: int, names: Sequence[str], *, after: str) -> subprocess.CompletedProcess[str]:
+def submit_part(members: Sweep, part: int, names: Sequence[str], *, after: str) -> Answer:
     """Offer some members to Slurm as one job array, which starts when the job `after`, if any, has ended."""
     folder = members.path / f"array_{part}"
     if folder.exists():
@@ -127,7 +127,7 @@ def submit_part(members: Sweep, part: int, names: Sequence[str], *, after: str) 
         (folder / f"{task:03d}").symlink_to(Path("..", name))
     write_text(folder / "array.sh", array_text(members, folder, names))
     dependency = [f"--dependency=afterany:{after}"] if after else []  # no more at a time than was asked
-    return run_command(*slurm.SBATCH, *dependency, str(folder / "array.sh"), timeout=SUBMIT_TIMEOUT_S)
+    return ask_slurm(*slurm.SBATCH, *dependency, str(folder / "array.sh"), timeout=SUBMIT_TIMEOUT_S)
 
 
 def wait_for_turn(members: Sweep, waiting: list[str], refusal: str) -> None:
@@ -155,7 +155,7 @@ def largest_array() -> int:
 
     1 where that is 0, without arrays: then sbatch refuses each member in its own words.
     """
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", run_command("scontrol", "show", "config").stdout, re.MULTILINE)
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", ask_slurm("scontrol", "show", "config").stdout, re.MULTILINE)
     return max(1, int(found[1])) if found else MAX_MEMBERS
 
 

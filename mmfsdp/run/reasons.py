@@ -22,7 +22,7 @@ NOT_FINITE, NOT_FINITE_FP16, SKIPPED, STALLED = "not finite", "not finite in fp1
 NEVER_FINITE, NEVER_FINITE_FP16 = "never finite", "never finite in fp16"
 TIME_LIMIT, JOB_MEMORY, INTERRUPTED, PLAYER_GONE = "time limit", "memory of the job", "interrupted", "player gone"
 CANCELLING, BATCH_SCRIPT = "cancelling", "batch script"
-NOT_ITS_JOB, NO_SUCH_JOB = "not its job", "no such job"
+NOT_ITS_JOB, NO_SUCH_JOB, NO_ANSWER = "not its job", "no such job", "no answer"
 OVER_TIME, OVER_MINUTES, OVER_NODES, OVER_CPUS = "over time", "over minutes", "over nodes", "over cpus"
 OVER_GPUS, OVER_MEMORY, OVER_LIMIT, UNDER_LIMIT = "over gpus", "over memory", "over limit", "under limit"
 NOT_IN_PARTITION, NOT_IN_QOS, NOT_IN_ACCOUNT, NO_NODE = "not in partition", "not in qos", "not in account", "no node"
@@ -118,6 +118,7 @@ ADVICE = {
         site=True,
     ),
     BATCH_SCRIPT: Advice("correct {field}; its output is in the log", resume=False),
+    NO_ANSWER: Advice("wait: Slurm's controller is busy or down (`scontrol ping`)", resume=False),
     GONE: Advice("free some disk space if the disk is full"),
     NEVER_LAUNCHED: Advice("launch it again", resume=False),
     NO_RECORD: Advice("cancel it, in case that it still runs; then launch it again", told=True, resume=False),

@@ -15,10 +15,11 @@ from ..params.profiles import hidden_profiles, profile_path
 from ..params.run import with_cluster
 from ..params.variables import with_variables
 from .address import HOST_VARIABLE
+from .ask_slurm import ask_slurm
 from .launchers.registry import launcher_named
 from .never_starts import refused_field
 from .placement import count_of, with_ranks
-from .slurm_state import SUBMIT_TIMEOUT_S, run_command
+from .slurm_state import SUBMIT_TIMEOUT_S
 
 GPUS_VARIABLE = "MMFSDP_GPUS"
 """Environment variable of a job: the GPUs of each node, where Slurm does not manage them."""
@@ -184,7 +185,7 @@ def partition_limits() -> dict[str, int]:
     if slurm in _limits:
         return _limits[slurm]
     limits: dict[str, int] = {}
-    for line in run_command("sinfo", "--noheader", "--all", "--format=%P|%l").stdout.splitlines():
+    for line in ask_slurm("sinfo", "--noheader", "--all", "--format=%P|%l").stdout.splitlines():
         name, _, text = line.strip().partition("|")
         limit = minutes(text)
         if limit:
@@ -249,7 +250,7 @@ def question_lines(params: RunParams, text: str, options: Collection[str]) -> li
     lines = [asks, *notes(params)]
     for partition in (launch.partition or "").split(","):
         place = [f"--partition={partition}"] if partition else []
-        done = run_command(
+        done = ask_slurm(
             *("sbatch", "--test-only", *place),
             text=text,
             environment=job_environment(options),

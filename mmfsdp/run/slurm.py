@@ -18,6 +18,7 @@ from ..params import LaunchParams, ParamError, RunParams
 from ..params.own import path_of
 from ..params.run import with_cluster
 from .address import PORTS
+from .ask_slurm import scancel
 from .error_kinds import kind_of
 from .folder import write_text
 from .hub_cache import is_offline
@@ -37,7 +38,7 @@ from .site import (
     variable_lines,
 )
 from .slow_start import SCRIPT_FILE, STARTS_RANKS
-from .slurm_state import PREEMPTED_FILE, scancel
+from .slurm_state import PREEMPTED_FILE
 from .snapshot import EXIT_CODE_FILE
 
 MAX_PREEMPT_NOTICE_S = 90

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +12,7 @@ from .folder import last_line
 from .local import is_here
 from .named_hang import with_cause
 from .never_starts import why_never
-from .reasons import ADVICE, INTERRUPTED, JOB_MEMORY, NO_SUCH_JOB, NOT_ITS_JOB, TIME_LIMIT, Reason
+from .reasons import ADVICE, INTERRUPTED, JOB_MEMORY, TIME_LIMIT, Reason
 from .record import (
     BEING_CANCELLED,
     RunRecord,
@@ -31,6 +26,7 @@ from .record import (
 )
 from .slow_start import SLOW_START_S, batch_script, slow_start
 from .slurm_log import JOB_LOG_BYTES, failure_in_job, failure_without_rank, lost_node, since_last_start, state_in_log
+from .slurm_queue import Job, find_job
 from .snapshot import Snapshot
 
 PREEMPTED_FILE = "ranks.preempted"
@@ -38,10 +34,6 @@ PREEMPTED_FILE = "ranks.preempted"
 RESTART_COUNT = "SLURM_RESTART_COUNT"
 """Environment variable of a job: how often it was requeued; missing the first time."""
 
-SQUEUE_INTERVAL_S = 20.0
-"""Seconds between two calls of squeue by one process."""
-COMMAND_TIMEOUT_S = 4.0
-"""Seconds that a command of Slurm may take: a cancel calls two of them, and is to answer within 10 s."""
 SUBMIT_TIMEOUT_S = 60.0
 """Seconds that a submission may take."""
 PRETRAIN_TIMEOUT_S = 3600.0
@@ -137,38 +129,48 @@ def _state_from_slurm(look: Snapshot, record: RunRecord, number: str) -> RunStat
     job = find_job(number, user=look.folder.stat().st_uid)
     if job.state in ENDED:
         return _ended_state(Snapshot(look.folder), number, job)  # its last files may be newer than the look
-    rank0 = look.report(0)
-    notes = (job.error,) if job.error else ()
-    if job.state in WAITING and rank0.get("time", 0.0) < job.asked:
-        if kind := why_never(job.reason):
-            fix = ADVICE[kind].fix.format(job=number, timeout_min=record.timeout_min)
-            words = f"job {number} will not start: {job.reason}"
-            return replace(because(Status.QUEUED, words, kind=kind, fix=fix), notes=notes)
-        return replace(because(Status.QUEUED, f"job {number} waits{_waiting_reason(job)}"), notes=notes)
-    if job.state == "SUSPENDED":
-        words = f"job {number} is suspended by Slurm; `scontrol resume` continues it"
-        return replace(because(Status.SUSPENDED, words), notes=notes)
+    last_sign = max(look.values.get("submitted", 0.0), _last_sign_of_ranks(look))
+    if not job.state and job.answered and job.asked > last_sign + UNKNOWN_TIMEOUT_S:
+        return _ended_state(Snapshot(look.folder), number, job)
+    state = _state_of_waiting(look, record, number, job) or _state_of_started(look, number, job)
+    return replace(state, notes=(job.note,)) if job.note else state
+
+
+def _last_sign_of_ranks(look: Snapshot) -> float:
+    """Return when rank 0 was last heard of, in unix seconds; 0 if it has reported nothing."""
+    _, beat = look.beat(0) or ("", 0.0)
+    return max(look.report(0).get("time", 0.0), beat)
+
+
+def _state_of_waiting(look: Snapshot, record: RunRecord, number: str, job: Job) -> RunState | None:
+    """Return the state of a job that Slurm has not started, or has stopped for a while; None if its ranks run."""
+    if job.asked > _last_sign_of_ranks(look):  # else the ranks' own files are newer than Slurm's answer
+        if job.state in WAITING:
+            if kind := why_never(job.reason):
+                fix = ADVICE[kind].fix.format(job=number, timeout_min=record.timeout_min)
+                return because(Status.QUEUED, f"job {number} will not start: {job.reason}", kind=kind, fix=fix)
+            return because(Status.QUEUED, f"job {number} waits{_waiting_reason(job)}")
+        if job.state == "SUSPENDED":
+            words = f"job {number} is suspended by Slurm; `scontrol resume` continues it"
+            return because(Status.SUSPENDED, words)
     if (look.folder / "logs" / PREEMPTED_FILE).exists():
         return because(Status.QUEUED, f"job {number}: preempted; requeued")
-    if not job.state and not job.error:
-        changed = max(look.values.get("submitted", 0.0), rank0.get("time", 0.0))
-        if job.asked > changed + UNKNOWN_TIMEOUT_S:
-            return _ended_state(Snapshot(look.folder), number, job)
-    if not (job.state or job.error or rank0):
+    if not (job.state or look.report(0)):
         return because(Status.QUEUED, f"job {number} was submitted")
-    status = Status.QUEUED
-    if look.rows():
-        status = Status.RUNNING
-    elif job.state or rank0:
-        status = Status.STARTING
+    return None
+
+
+def _state_of_started(look: Snapshot, number: str, job: Job) -> RunState:
+    """Return the state of a job that has started: from its ranks' files, with Slurm's words while there are none."""
+    status = Status.RUNNING if look.rows() else Status.STARTING
     if failure := first_failure(look.reports):
-        return replace(failure, status=status, notes=notes)  # final once all ranks have ended
+        return replace(failure, status=status)  # final once all ranks have ended
     words = f"job {number}" + (f" on {job.nodes}" if job.nodes else "")
-    if job.state not in ("", "RUNNING"):
+    if job.state not in ("", "RUNNING") and job.asked > _last_sign_of_ranks(look):
         words += f" (Slurm: {job.state})"  # such as CONFIGURING, while its nodes boot or a prolog runs
     elif slow := slow_start(look, batch_script(look)):
         words += f"; {slow}"
-    return replace(because(status, words), notes=notes)
+    return because(status, words)
 
 
 def _waiting_reason(job: Job) -> str:
@@ -214,137 +216,3 @@ def _interrupted_state(statuses: list[dict[str, Any]]) -> RunState:
         ranks += f" and {len(unfinished) - 8} more"
     cause = f"the job ended before {ranks} finished: interrupted, as by a node that was set down"
     return because(Status.FAILED, cause, kind=INTERRUPTED)
-
-
-@dataclass(frozen=True)
-class Job:
-    """A job at one moment, in Slurm's words."""
-
-    state: str = ""
-    """Such as PENDING, RUNNING or NODE_FAIL; empty if Slurm does not know the job."""
-    reason: str = ""
-    start: str = ""
-    """Local time when it started or is expected to; empty if unknown."""
-    nodes: str = ""
-    asked: float = 0.0
-    """Time of Slurm's answer, in unix seconds; 0 if there was none yet."""
-    error: str = ""
-    """The reason why Slurm does not answer now."""
-
-
-@dataclass
-class _Queue:
-    """The jobs of one user: one call of squeue answers for all of them."""
-
-    asked: float = 0.0
-    answered: float = 0.0
-    error: str = ""
-    jobs: dict[str, Job] = field(default_factory=dict)
-    """Jobs as squeue knows them; those that it has forgotten, as sacct knows them."""
-
-
-_queues: dict[int, _Queue] = {}
-_lock = threading.Lock()
-
-
-def find_job(number: str, *, user: int) -> Job:
-    """Return what Slurm says about a job of that user. Asks squeue at most every SQUEUE_INTERVAL_S seconds."""
-    with _lock:
-        queue = _queues.setdefault(user, _Queue())
-        if not 0 <= time.time() - queue.asked < SQUEUE_INTERVAL_S:
-            queue.asked, queue.error = time.time(), ""
-            columns = "--format=%i|%T|%r|%S|%N"
-            done = run_command("squeue", "--noheader", "--array", "--states=all", columns, f"--user={user}")
-            if done.returncode:
-                lines = done.stderr.strip().splitlines()
-                queue.error = f"squeue: {lines[-1] if lines else 'no answer'}"
-            else:
-                queue.answered, queue.jobs = time.time(), {}
-                for known_number, *values in _rows(done.stdout, columns=5):
-                    queue.jobs[known_number] = Job(*values)  # type: ignore[arg-type]  # state, reason, start, node
-        if number not in queue.jobs and not queue.error:
-            queue.jobs[number] = _accounted_job(number)
-        return replace(queue.jobs.get(number, Job()), asked=queue.answered, error=queue.error)
-
-
-def _accounted_job(number: str) -> Job:
-    """Return what sacct says about a job; an empty Job where the cluster keeps no accounting."""
-    columns = "--format=JobID,State,Start,NodeList"
-    done = run_command("sacct", "--noheader", "--parsable2", "--allocations", columns, f"--jobs={number}")
-    rows = _rows(done.stdout, columns=4)
-    if done.returncode or not rows:
-        return Job()
-    _, state, start, nodes = rows[-1]
-    state, _, reason = state.partition(" ")  # such as "CANCELLED by 1000"
-    return Job(state, reason, start, nodes)
-
-
-def job_error(folder: Path, number: str) -> Reason:
-    """Return why a job must not be touched for a run; an empty reason if its batch script lies in the run's folder.
-
-    A folder may name any job of whoever cancels its run.
-    """
-    done = run_command("squeue", "--noheader", "--array", "--states=all", "--format=%i|%o", f"--jobs={number}")
-    if done.returncode:
-        return slurm_error(done.stderr.strip() or "squeue: no answer")
-    scripts = []
-    for line in done.stdout.splitlines():
-        of_job, bar, path = line.partition("|")  # a path may have a bar in it, too
-        if bar and of_job.strip() == number:
-            scripts.append(path.strip())
-    if not scripts and done.stdout.strip():
-        return Reason(f"squeue: its answer about job {number} cannot be read")
-    if not scripts:
-        return Reason(f"squeue: Invalid job id {number}", NO_SUCH_JOB)
-    script = Path(scripts[-1])
-    inner = script.parent  # FOLDER/logs; of an array, SWEEP/array_0, where a link of the task's number leads to FOLDER
-    owner = inner.parent if inner.name == "logs" else inner / f"{int(number.partition('_')[2] or 0):03d}"
-    with suppress(OSError):
-        if os.path.samefile(owner, folder) and (inner.name == "logs" or "_" in number):
-            return Reason()
-    words = f"the folder names job {number}, whose batch script is {script}, so that job is not touched"
-    return Reason(words, NOT_ITS_JOB, f"if it is yours, scancel {number} ends it")
-
-
-def slurm_error(words: str) -> Reason:
-    """Return what a command of Slurm says of a job, with its kind."""
-    return Reason(words, NO_SUCH_JOB if "Invalid job id" in words else "")
-
-
-def current_state(number: str) -> str:
-    """Return Slurm's state of a job, asked for at this moment; empty if Slurm does not know it or does not answer."""
-    done = run_command("squeue", "--noheader", "--states=all", "--format=%i|%T", f"--jobs={number}")
-    rows = _rows(done.stdout, columns=2)
-    return rows[-1][1] if rows and done.returncode == 0 else ""
-
-
-def _rows(output: str, *, columns: int) -> list[list[str]]:
-    """Return the cells of the lines that begin with a job's number; a site's wrapper may print banners, too."""
-    rows = []
-    for line in output.splitlines():
-        cells = line.strip().split("|")
-        if len(cells) == columns and cells[0][:1].isdigit():
-            rows.append(["" if cell in ("None", "N/A", "(null)", "Unknown") else cell for cell in cells])
-    return rows
-
-
-def scancel(*arguments: str) -> Reason:
-    """End a job, or send it a signal, by scancel. Return why that failed; an empty reason if it did not."""
-    done = run_command("scancel", *arguments)
-    return slurm_error(done.stderr.strip()) if done.returncode else Reason()  # a site's wrapper may print a banner
-
-
-def run_command(
-    *command: str, timeout: float = COMMAND_TIMEOUT_S, text: str = "", environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's commands. One that is missing or does not answer returns an error as if it had failed.
-
-    text: what it reads. environment: instead of this process's.
-    """
-    if not shutil.which(command[0]):
-        return subprocess.CompletedProcess(command, 127, "", f"{command[0]} is not installed here")
-    environment = {**(os.environ if environment is None else environment), "SLURM_TIME_FORMAT": "standard"}
-    try:
-        return subprocess.run(command, input=text, capture_output=True, text=True, env=environment, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 124, "", f"{command[0]} did not answer within {timeout:g} s")

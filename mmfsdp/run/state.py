@@ -6,9 +6,11 @@ import math
 import os
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..checkpoint.steps import best_of
 from .folder import LOSS_BYTES, LOSS_TITLE, PathLike, Row, best_words, final_loss
@@ -19,8 +21,14 @@ from .record import RunRecord, RunState, Status, because, replay_words
 from .snapshot import Snapshot, look_at
 from .stages import progress_of, quiet_s
 
+if TYPE_CHECKING:
+    from .launchers.launcher import Launcher
+
 LAUNCH_TIMEOUT_S = 10.0
 """Seconds that a launch may take to write run.json."""
+
+UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+"""Errors of a folder whose files hold what no run writes."""
 
 SWEEP_FILE = "sweep.json"
 """The file that makes a folder a sweep: a folder of runs."""
@@ -59,6 +67,20 @@ def run_state(run: PathLike | Snapshot) -> RunState:
     if not words or not (state.done or state.not_finite):
         return state
     return replace(state, notes=(*state.notes, words))
+
+
+def ask_ahead(folders: Iterable[Path], *, timeout: float = 0.0) -> None:
+    """Ask the schedulers of runs once for all of them, before each is looked at.
+
+    timeout: seconds to wait for their answers.
+    """
+    looks: dict[Launcher, list[Snapshot]] = {}
+    for look in map(Snapshot, folders):
+        with suppress(*UNREADABLE):  # the look at that run says why
+            if look.record and not look.status.done:
+                looks.setdefault(launcher_of(look.folder, look.record), []).append(look)
+    for launcher in looks:
+        launcher.ask_ahead(looks[launcher], timeout)
 
 
 def not_finite(rows: Sequence[Row]) -> bool:
@@ -193,11 +215,12 @@ def runs_table(paths: Mapping[str, Path]) -> str:
 
     The best score, if a run keeps it, stands below as well.
     """
+    ask_ahead(paths.values())
     lines = []
     for name, path in paths.items():
         try:
             lines.append(_table_line(name, path))
-        except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        except UNREADABLE as error:
             lines.append((0.0, (name, "", "", "", "", ""), _printable(f"cannot be read: {error}")))
     lines.sort()
     head = ("name", "state", "step", LOSS_TITLE, "age", "where")

@@ -52,7 +52,7 @@ from .record import TRAIN_AND_CAPTION, RunState, Status, because, check_entry, e
 from .site import settled
 from .snapshot import Snapshot
 from .start import make_folder, prepared, start, start_detached, start_trackers, warn
-from .state import SWEEP_FILE, is_run, run_state, text_table
+from .state import SWEEP_FILE, ask_ahead, is_run, run_state, text_table
 
 LOCK = ".queue.lock"
 """Locked by the process that starts the members; free if there is none."""
@@ -197,6 +197,7 @@ class Sweep:
         else:
             reason = f"the process that starts the members has ended before its turn; see {self.path / LOG}"
             not_started = because(Status.LOST, reason)
+        ask_ahead(self.path / name for name in self.members)
         states = {}
         for name in self.members:
             states[name] = run_state(self.path / name) if is_run(self.path / name) else not_started
@@ -226,9 +227,11 @@ class Sweep:
             raise TimeoutError(f"the starter of {self.path} has not ended within {timeout:g} s") from None
         running = [name for name in started if not run_state(self.path / name).done]
 
+        cancelled: dict[str, RunState] = {}
+
         def cancel_member(name: str) -> str:
             try:
-                self.run(name).cancel(timeout=max(0.0, end - time.monotonic()))
+                cancelled[name] = self.run(name).cancel(timeout=max(0.0, end - time.monotonic()))
             except TimeoutError as error:
                 return str(error)
             return ""
@@ -237,7 +240,7 @@ class Sweep:
             late = [error for error in pool.map(cancel_member, running) if error]
         if late:
             raise TimeoutError(f"{len(late)} of {len(running)} members: {late[0]}")
-        return self.states()
+        return self.states() | cancelled
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the table: name, the varied parameters, state, step, loss, new pictures right, seconds, reason.

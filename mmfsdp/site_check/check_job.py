@@ -15,11 +15,14 @@ from ..run.folder import last_log_lines
 from ..run.reasons import NEVER_STARTS
 from ..run.record import RunState, Status
 from ..run.slow_start import SCRIPT_FILE
-from ..run.slurm_state import PREEMPTED_FILE, SUBMIT_TIMEOUT_S, WAITING, current_state
+from ..run.slurm_queue import current_state
+from ..run.slurm_state import PREEMPTED_FILE, SUBMIT_TIMEOUT_S, WAITING
 from .check_run import TIME_LIMIT_MIN, CheckRun
 
 REQUEUE_WAIT_S = 60.0
 POLL_S = 0.5
+CANCEL_TIMEOUT_S = 60.0
+"""Seconds that Slurm may take to end the job of the check."""
 
 Tell = Callable[[str], object]
 
@@ -82,24 +85,29 @@ def _queue_line(state: RunState, wait_s: float) -> Line:
     return Line(WRONG, "queue", words, fix)
 
 
-def _is_requeued(check: CheckRun, job: str) -> bool:
-    """Return whether Slurm puts the job into the queue again, once its batch script asks for that."""
+def _is_requeued(check: CheckRun, job: str) -> bool | None:
+    """Return whether Slurm puts the job into the queue again, once its batch script asks; None if it does not say."""
     assert check.run is not None
     end = time.monotonic() + REQUEUE_WAIT_S
+    known: str | None = None
     while time.monotonic() < end:
-        if check.is_restarted or current_state(job) in WAITING:
+        known = current_state(job)
+        if check.is_restarted or known in WAITING:
             return True
         if check.run.state().done:
             return False
         time.sleep(POLL_S)
-    return False
+    return None if known is None else False
 
 
-def _requeue_line(check: CheckRun, is_requeued: bool) -> Line:
+def _requeue_line(check: CheckRun, is_requeued: bool | None) -> Line:
     """Return whether a preempted run would be started again by itself."""
     assert check.run is not None
     if is_requeued:
         return Line(OK, "requeue", "the job was requeued, as after a preemption")
+    if is_requeued is None:
+        words = f"Slurm does not answer squeue within {REQUEUE_WAIT_S:.0f} s, so nobody knows whether it was requeued"
+        return Line(NOTE, "requeue", words)
     # The batch script writes into rank 0's log, after that has ended.
     said = [line.strip() for line in last_log_lines(check.run.path, 0).splitlines() if line.strip()]
     words = f"the job was not requeued: {said[-1][:300] if said else 'scontrol requeue had no effect'}"
@@ -111,8 +119,10 @@ def _scancel_line(check: CheckRun) -> Line:
     """Cancel the job, and return whether that works."""
     assert check.run is not None
     try:
-        check.run.cancel()
+        state = check.run.cancel(timeout=CANCEL_TIMEOUT_S)
     except (TimeoutError, ParamError, OSError) as error:
         fix = "ask the administrators whether you may call scancel; this job ends by itself as soon as it starts"
         return Line(WRONG, "scancel", f"{error}", fix)
+    if not state.done:
+        return Line(NOTE, "scancel", f"job {check.run.job} is {state}")
     return Line(OK, "scancel", f"job {check.run.job} is cancelled")

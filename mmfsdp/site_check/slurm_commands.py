@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 from ..checks.lines import NOTE, OK, WRONG, Line
-from ..run.slurm_state import run_command
+from ..run.ask_slurm import ask_slurm
 
 NO_ACCOUNTING = "accounting storage is disabled"
 """Part of sacct's words on a cluster that keeps no accounting, which a run can do without."""
@@ -20,7 +20,7 @@ LOGIN_NODE = "run this on a login node of the cluster, or where its commands are
 def command_lines() -> Iterator[Line]:
     """Yield a line for each command of Slurm that the machine which launches calls."""
     if shutil.which("sbatch"):
-        version = run_command("sbatch", "--version").stdout.strip()
+        version = ask_slurm("sbatch", "--version").stdout.strip()
         yield Line(OK, "sbatch", f"{version or 'it is there'} ({shutil.which('sbatch')})")
     else:
         words = "it is not on PATH here, so no job can be submitted"
@@ -34,7 +34,7 @@ def command_lines() -> Iterator[Line]:
 def _login_shell() -> Line:
     """Return how long a login shell takes to start here: each batch script waits for one."""
     began = time.monotonic()
-    done = run_command("bash", "-l", "-c", "true", timeout=LOGIN_TIMEOUT_S)
+    done = ask_slurm("bash", "-l", "-c", "true", timeout=LOGIN_TIMEOUT_S)
     seconds = time.monotonic() - began
     fix = "look for what is slow, or waits for a lock, in ~/.bash_profile, ~/.profile, ~/.bashrc and what they call"
     if done.returncode:
@@ -48,7 +48,7 @@ def _login_shell() -> Line:
 
 def _asked(command: str, *options: str) -> Line:
     """Return whether a command that knows the states of jobs answers."""
-    done = run_command(command, *options)
+    done = ask_slurm(command, *options)
     words = done.stderr.strip().splitlines()[-1:] or [f"it ended with exit code {done.returncode}"]
     if done.returncode == 0:
         return Line(OK, command, "it answers")

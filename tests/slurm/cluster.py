@@ -30,11 +30,14 @@ NOWHERE = "0x"
 functions read 0x7f.4 as 127.0.0.4. Slurm sorts it before the others."""
 TYPED, BARE = "127.0.0.5", "127.0.0.6"
 """Two more: one whose GPUs have a type and that has another generic resource, and one without any."""
+COMMANDS = ("squeue", "sacct", "scancel", "scontrol", "sinfo")
+"""Slurm's commands as those under test call them: out of order while a file NAME.broken says so, and slow while a file
+`slow` holds seconds. Those of `ask` are Slurm's own."""
 FILES = Path(__file__).resolve().parent.parent / "files/slurm"
 
 
 def configuration(file: str, **values: Any) -> str:
-    """Return a file of tests/files/slurm with these values in it. Its squeue is out of order while a file says so."""
+    """Return a file of tests/files/slurm with these values in it."""
     return (FILES / file).read_text().format(**values)
 
 
@@ -122,7 +125,7 @@ class Cluster:
 
     def ask(self, *command: str, timeout: float = 60) -> subprocess.CompletedProcess:
         """Run one of Slurm's commands."""
-        environment = os.environ | self.environment
+        environment = os.environ | self.environment | {"PATH": os.environ["PATH"].replace(f"{self.folder}/bin:", "")}
         return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
 
     def nodes(self) -> dict[str, str]:
@@ -170,9 +173,10 @@ class Cluster:
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
-        squeue = configuration("squeue", folder=self.folder, real=shutil.which("squeue"))
-        (self.folder / "bin/squeue").write_text(squeue)
-        (self.folder / "bin/squeue").chmod(0o755)
+        for name in COMMANDS:
+            command = configuration("command", folder=self.folder, name=name, real=shutil.which(name))
+            (self.folder / "bin" / name).write_text(command)
+            (self.folder / "bin" / name).chmod(0o755)
 
     def _start_accounting(self) -> None:
         data, tongue = f"--datadir={self.folder}/db", f"--socket={self.folder}/db.socket"

@@ -1,5 +1,6 @@
 """One Slurm for all tests in this folder that ask for it, and runs on it."""
 
+import os
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -7,9 +8,12 @@ import pytest
 
 from mmfsdp import Run, launch
 from mmfsdp.params import RunParams
-from mmfsdp.run import slurm_state as queue
+from mmfsdp.run import slurm_queue as queue
 from tests import waiting
 from tests.slurm.cluster import Cluster, missing
+
+SLOW = os.environ.get("MMFSDP_SLOW_SLURM", "")
+"""Seconds that each of Slurm's commands is to take in all tests here; they pass with 6, too, and take long."""
 
 
 @contextmanager
@@ -50,12 +54,23 @@ def cluster(request, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(queue, "_queues", {})  # answers of squeue are this cluster's
     monkeypatch.setattr(queue, "SQUEUE_INTERVAL_S", 1.0)  # in this process
+    if SLOW:
+        (slurm.folder / "slow").write_text(SLOW)
     yield slurm
     for line in slurm.ask("squeue", "--noheader", "--format=%i %j").stdout.splitlines():
         number, name = line.split()
         if name != "timed":
             slurm.ask("scancel", number)
             slurm.ask("scancel", "--signal=KILL", "--full", number)
+
+
+@pytest.fixture
+def slow(cluster):
+    """Let each of Slurm's commands take 6 s, as at a large centre at noon, but for those that the tests call."""
+    (cluster.folder / "slow").write_text(SLOW or "6")
+    yield cluster
+    if not SLOW:
+        (cluster.folder / "slow").unlink()
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from mmfsdp import Run, sweep
-from mmfsdp.run import slurm_state as queue
+from mmfsdp.run import slurm_queue as queue
 from mmfsdp.run.folder import read_json
 from mmfsdp.run.record import Status
 from mmfsdp.run.slurm import sbatch_text

@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import time
 from contextlib import suppress
 
 import psutil
@@ -13,10 +14,12 @@ from mmfsdp import ParamError, Run, RunParams, launch
 from mmfsdp.cli import main
 from mmfsdp.params import load
 from mmfsdp.params.run import read_cluster
-from mmfsdp.run import slurm_state as queue
+from mmfsdp.run import ask_slurm
+from mmfsdp.run import slurm_queue as queue
 from mmfsdp.run.folder import touch, write_json
 from mmfsdp.run.job_array import largest_array
 from mmfsdp.run.never_starts import refused_field
+from mmfsdp.run.reasons import NO_ANSWER
 from mmfsdp.run.record import Status
 from mmfsdp.run.site import job_environment, minutes, notes
 from mmfsdp.run.slurm import _after_ranks, option_names, sbatch_text, slurm_executor
@@ -24,7 +27,7 @@ from mmfsdp.run.slurm_log import failure_in_job, since_last_start
 from mmfsdp.run.slurm_state import PREEMPTED_FILE
 from mmfsdp.run.snapshot import Snapshot
 from mmfsdp.run.start import make_folder, start_in
-from mmfsdp.run.state import run_state
+from mmfsdp.run.state import run_state, runs_table
 from tests.run.test_runs import record
 from tests.slurm.cluster import FILES
 from tests.waiting import until
@@ -261,11 +264,13 @@ def test_banners_are_no_jobs(fake_slurm, tmp_path):
     executor = slurm_executor(RunParams().change(**SLURM | {"launch.folder": str(tmp_path)}))
     executor.folder.mkdir(parents=True)
     assert executor.submit(print).job_id == "77"
-    (fake_slurm / "squeue").write_text("#!/bin/sh\necho 'Maintenance | on Friday'; echo '77|RUNNING|None|N/A|n1'\n")
+    (fake_slurm / "squeue").write_text(
+        "#!/bin/sh\necho 'Maintenance | on Friday'; echo '77|RUNNING|None|N/A|n1|/a|b'\n"
+    )
     assert queue.find_job("77", user=0).state == "RUNNING" and queue.find_job("78", user=0).state == "TIMEOUT"
     (fake_slurm / "squeue").write_text("#!/bin/sh\necho 'Maintenance | on Friday'; echo '77|COMPLETED'; echo bye\n")
     assert queue.current_state("77") == "COMPLETED"
-    assert not queue.scancel("77") and not queue.scancel("--signal=USR2", "77")
+    assert not ask_slurm.scancel("77") and not ask_slurm.scancel("--signal=USR2", "77")
     assert largest_array() == 3
     (fake_slurm / "scontrol").write_text("#!/bin/sh\necho 'MaxArraySize            = 0'\n")
     assert largest_array() == 1
@@ -422,20 +427,102 @@ def test_a_preempted_job_whose_nodes_lack_scontrol_ends_with_the_reason(fake_slu
 
 
 @pytest.mark.real
+def test_a_command_that_was_slow_has_more_time_and_none_in_time_is_no_refusal(fake_slurm, monkeypatch):
+    monkeypatch.setattr(ask_slurm, "_seconds", ask_slurm.defaultdict(ask_slurm._seconds.default_factory))
+    monkeypatch.setattr(ask_slurm, "SHORTEST_LIMIT_S", 1.0)
+    (fake_slurm / "squeue").write_text("#!/bin/bash\n[ -e ${0%/*}/late ] || { touch ${0%/*}/late; exec sleep 60; }\n")
+    late = ask_slurm.ask_slurm("squeue")
+    assert late.none_yet and not late.yes and not late.no and late.reason.kind == NO_ANSWER
+    assert ask_slurm.limit_s("squeue") > 1.0 == ask_slurm.limit_s("sacct")
+    assert ask_slurm.ask_slurm("squeue").yes
+    (fake_slurm / "squeue").write_text(
+        "#!/bin/sh\necho 'slurm_load_jobs error: Socket timed out on send/recv' >&2; exit 1\n"
+    )
+    assert ask_slurm.ask_slurm("squeue").none_yet and queue.current_state("77") is None
+    (fake_slurm / "squeue").write_text(
+        "#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n"
+    )
+    assert ask_slurm.ask_slurm("squeue").no and queue.current_state("77") == ""
+
+
+def submitted(folder, *, job):
+    """Make the folder of a run that was submitted as a job long ago."""
+    folder = make_folder(RunParams().change(**{"launch.folder": str(folder), "launch.name": f"job{job}"}).launch)
+    record(executor="slurm").write(folder)
+    write_json(folder / "status.json", {"status": "QUEUED", "job": job, "submitted": 1.0})
+    os.utime(folder / "status.json", (1, 1))
+    return folder
+
+
+@pytest.mark.real
+def test_slurm_is_asked_once_for_all_runs(fake_slurm, tmp_path):
+    for name, answer in {"squeue": "", "sacct": "seq -f '%g|TIMEOUT|Unknown|n1' 77 96"}.items():
+        (fake_slurm / name).write_text(f"#!/bin/bash\necho {name} $* >> ${{0%/*}}/asked\n{answer}\n")
+    numbers = [str(number) for number in range(77, 97)]
+    paths = {number: submitted(tmp_path, job=number) for number in numbers}
+    assert runs_table(paths).count("the time limit was reached") == len(numbers)
+    asked = (fake_slurm / "asked").read_text().splitlines()
+    assert [line.partition(" ")[0] for line in asked] == ["squeue", "sacct"]
+    assert asked[1].endswith(f"--jobs={','.join(numbers)}")
+
+
+@pytest.mark.real
+def test_a_look_does_not_wait_for_slurm_and_says_how_old_its_answer_is(fake_slurm, tmp_path, monkeypatch):
+    """A job that is cancelled while it waits is known to be, once squeue has answered, however long that takes."""
+    answer = (
+        'while [ ! -e ${0%/*}/may_answer ]; do sleep 0.05; done\necho "77|$(cat ${0%/*}/may_answer)|None|N/A|n1|/x"'
+    )
+    (fake_slurm / "squeue").write_text(f"#!/bin/bash\n{answer}\n")
+    monkeypatch.setattr(queue, "PATIENCE_S", 0.0)
+    folder = submitted(tmp_path, job="77")
+    first = run_state(folder)
+    assert first.status is Status.QUEUED and re.search(
+        r"Slurm was asked \d+ s ago and has not answered yet", first.reason
+    )
+    (fake_slurm / "may_answer").write_text("PENDING")
+    state = until(lambda: (s := run_state(folder)).reason.endswith("job 77 waits") and s)
+    assert state.status is Status.QUEUED and not state.notes
+    (fake_slurm / "may_answer").unlink()
+    monkeypatch.setattr(queue, "SQUEUE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(queue, "OLD_ANSWER_S", 0.0)
+    old = run_state(folder)
+    assert old.status is Status.QUEUED and re.search("has not answered yet; its last answer is .* s old", old.reason), (
+        old
+    )
+    (fake_slurm / "may_answer").write_text("CANCELLED")
+    assert until(lambda: (s := run_state(folder)).done and s).status is Status.CANCELLED
+
+
+@pytest.mark.real
+def test_what_ranks_report_after_slurms_answer_counts_more(fake_slurm, tmp_path):
+    """Slurm is asked every 20 s; a job may have started, or gone on, since."""
+    for state in ("PENDING", "SUSPENDED"):
+        (fake_slurm / "squeue").write_text(f"#!/bin/sh\necho '77|{state}|None|N/A|n1|/x'\n")
+        folder = submitted(tmp_path / state, job="77")
+        queue.queue_of(os.getuid()).jobs.clear()
+        queue.queue_of(os.getuid()).asked_for.clear()
+        assert run_state(folder).status is (Status.QUEUED if state == "PENDING" else Status.SUSPENDED)
+        write_json(folder / "logs/rank0.json", {"state": "running", "time": time.time() + 1})
+        now = run_state(folder)
+        assert now.status is Status.STARTING and "Slurm" not in now.reason, now
+
+
+@pytest.mark.real
 def test_a_cancel_answers_while_slurm_does_not(fake_slurm, tmp_path, monkeypatch):
     for name in ("squeue", "scancel"):
         (fake_slurm / name).write_text("#!/bin/sh\nexec sleep 60\n")
     folder = make_folder(RunParams().change(**{"launch.folder": str(tmp_path)}).launch)
     record(executor="slurm").write(folder)
     write_json(folder / "status.json", {"status": "QUEUED", "job": "77"})
-    with pytest.raises(TimeoutError, match="first is not cancelled yet: squeue did not answer.*goes on trying"):
-        Run(folder).cancel()
+    state = Run(folder).cancel()
+    assert not state.done and "being cancelled; Slurm was asked" in state.reason, state
+    assert state.reason.endswith("Slurm was asked, no answer yet; this process goes on asking while it lives"), state
     assert (folder / "cancel").exists()
     (fake_slurm / "scancel").write_text(f"#!/bin/bash\n{COMMANDS['scancel']}\n")
     (fake_slurm / "squeue").write_text(
         f"#!/bin/sh\ncase $* in *%o*) echo '77|{folder}/logs/submission.sh';; *) echo '77|CANCELLED';; esac\n"
     )
-    assert Run(folder).wait(20).status is Status.CANCELLED and "77" in (fake_slurm / "cancelled").read_text()
+    assert Run(folder).wait(240).status is Status.CANCELLED and "77" in (fake_slurm / "cancelled").read_text()
 
 
 NO_JOBS = [

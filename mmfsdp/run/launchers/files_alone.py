@@ -40,12 +40,13 @@ class FilesAlone(Launcher):
             return replace(state, why=BEING_CANCELLED)
         return replace(state, why=state.why or Reason(NOT_RUN.format(executor=record.executor)))
 
-    def stop(self, folder: Path, look: Callable[[], RunState], end: float) -> None:
+    def stop(self, folder: Path, look: Callable[[], RunState], end: float) -> str:
         """Wait for the end of a run whose own processes look for the file `cancel`."""
         while not look().done:
             if time.monotonic() > end:
                 raise TimeoutError(f"{folder.name} is still running after its cancel: {look()}")
             time.sleep(0.05)
+        return ""
 
     def cannot_signal(self, folder: Path, record: RunRecord) -> str:
         """Return that nobody knows how to signal the ranks."""

@@ -225,12 +225,17 @@ class Launcher(ABC):
         """Return the state of a run, of a look at it."""
         return local_state(look, record)
 
+    def ask_ahead(self, looks: Sequence[Snapshot], timeout: float) -> None:  # noqa: B027 (files need no question)
+        """Ask the scheduler once for all these runs, and wait for its answer at most `timeout` seconds."""
+
     def where(self, look: Snapshot, record: RunRecord) -> str:
         """Return where a run is, for a table of runs."""
         return f"{record.executor} {look.values.get('job', '')}"
 
-    def stop(self, folder: Path, look: Callable[[], RunState], end: float) -> None:
+    def stop(self, folder: Path, look: Callable[[], RunState], end: float) -> str:
         """Wait until a run has ended whose folder has the file `cancel`, which its supervisor sees.
+
+        Return "", or what its end still waits for if the scheduler was asked and has not answered yet.
 
         look: returns the state of the run now. end: the time of `time.monotonic` at which TimeoutError is raised.
         """
@@ -238,7 +243,7 @@ class Launcher(ABC):
             record = RunRecord.read(folder)  # None while the run is being launched
             state = look()
             if state.done and not (record and is_here(record) and processes_of(record, folder)):
-                return
+                return ""
             if time.monotonic() > end:
                 raise TimeoutError(f"{folder.name} is still running after its cancel: {state}")
             if record and is_here(record) and (not is_supervised(record) or time.monotonic() > end - 5):

@@ -27,10 +27,11 @@ class Replay(Launcher):
         """Return what the player has written last."""
         return replay_state(look, record)
 
-    def stop(self, folder: Path, look: Callable[[], RunState], end: float) -> None:
+    def stop(self, folder: Path, look: Callable[[], RunState], end: float) -> str:
         """Wait for the end of the player, which looks for the file `cancel`."""
         while not look().done:
             if time.monotonic() > end:
                 words = "its player does not answer: if it has ended, the replay counts as cancelled a minute later"
                 raise TimeoutError(f"{folder.name} is not cancelled yet: {words}")
             time.sleep(0.05)
+        return ""

@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import psutil
@@ -18,24 +18,21 @@ import psutil
 from ...params import Device, LaunchParams, ParamError, RunParams
 from ...params.run import with_cluster
 from .. import site
+from ..ask_slurm import scancel
 from ..local import signal_rank
-from ..reasons import NO_SUCH_JOB, NOT_ITS_JOB, Reason
+from ..reasons import NO_ANSWER, NO_SUCH_JOB, NOT_ITS_JOB, Reason
 from ..record import RunRecord, RunState, cancelled_state, rank_status, write_status
-from ..slurm_state import (
-    ENDED,
-    RESTART_COUNT,
-    current_state,
-    job_error,
-    job_number,
-    scancel,
-    slurm_state,
-)
+from ..slurm_queue import current_state, expect_jobs, job_error
+from ..slurm_state import ENDED, RESTART_COUNT, job_number, slurm_state
 from ..snapshot import Snapshot
 from .in_job import JOB_VARIABLE, InJob
 from .launcher import DEFAULT_LIMIT_MIN, StartedRanks
 
 KILL_AFTER_S = 2.0
 """Seconds that the ranks of a cancelled job have before they are killed: submitit ignores the first signal."""
+
+NO_ANSWER_YET = Reason("Slurm was asked, no answer yet; this process goes on asking while it lives", NO_ANSWER)
+"""Of a job that is to end."""
 
 
 class Slurm(InJob):
@@ -119,22 +116,27 @@ class Slurm(InJob):
         """Return the state of the job, of its ranks' files and of what Slurm says."""
         return slurm_state(look, record)
 
-    def stop(self, folder: Path, look: Callable[[], RunState], end: float) -> None:
+    def ask_ahead(self, looks: Sequence[Snapshot], timeout: float) -> None:
+        """Ask squeue and sacct once for the jobs of all these runs."""
+        expect_jobs(((look.folder.stat().st_uid, look.job) for look in looks if look.job), timeout=timeout)
+
+    def stop(self, folder: Path, look: Callable[[], RunState], end: float) -> str:
         """Cancel by scancel where there is one; else the watchdog of the job finds the file `cancel`.
 
         Raises ParamError if the job is another run's.
         """
-        errors = [Reason()]
-        worker = threading.Thread(target=_end_job, args=(folder, look, errors), daemon=True)
-        worker.start()  # scancel and squeue may take long to say that Slurm does not answer
+        answers = [NO_ANSWER_YET]
+        worker = threading.Thread(target=_end_job, args=(folder, look, answers), daemon=True)
+        worker.start()  # scancel and squeue may take long
         worker.join(max(0.0, end - time.monotonic()))
-        if errors[-1].kind == NOT_ITS_JOB:
-            raise ParamError("run", f"{folder.name} is not cancelled: {errors[-1]}")
-        if worker.is_alive():
-            words = errors[-1] or "its ranks take long to end"
-            raise TimeoutError(
-                f"{folder.name} is not cancelled yet: {words}; this process goes on trying while it lives"
-            )
+        if answers[-1].kind == NOT_ITS_JOB:
+            raise ParamError("run", f"{folder.name} is not cancelled: {answers[-1]}")
+        if not worker.is_alive():
+            return ""
+        if answers[-1].kind == NO_ANSWER:
+            return answers[-1].text
+        words = answers[-1].text or "its ranks take long to end"
+        raise TimeoutError(f"{folder.name} is not cancelled yet: {words}; this process goes on trying while it lives")
 
     def cannot_signal(self, folder: Path, record: RunRecord) -> str:
         """Return why the job must not be signalled: it is another run's, or has no number yet."""
@@ -169,14 +171,16 @@ def _is_of_this_job(process: psutil.Process, record: RunRecord, folder: Path) ->
         return False
 
 
-def _end_job(folder: Path, look: Callable[[], RunState], errors: list[Reason]) -> None:
-    """End the Slurm job of a run, for as long as it takes; `errors` receives what scancel says.
+def _end_job(folder: Path, look: Callable[[], RunState], answers: list[Reason]) -> None:
+    """End the Slurm job of a run, for as long as it takes.
 
     Until the run has ended, each round is in one of three states:
 
     1. The job has no number yet. The process that submits it sees the file `cancel`; wait.
     2. The number is known, and scancel was not called or failed: call it, and again in the next round if it fails.
     3. scancel has worked. Wait for the end of the job; after KILL_AFTER_S, kill its processes, once.
+
+    answers: receives why Slurm has not ended it, or an empty reason once it has said yes and in which state the job is.
     """
     number, kill_at, error = "", float("inf"), Reason()
     while (folder / "cancel").exists():
@@ -186,10 +190,13 @@ def _end_job(folder: Path, look: Callable[[], RunState], errors: list[Reason]) -
         elif number and time.monotonic() > kill_at:
             error = scancel("--signal=KILL", "--full", number)
             kill_at = float("inf")
-        errors.append(error)
+        known = current_state(number) if number and error.kind != NOT_ITS_JOB else None
+        if error and error.kind != NO_ANSWER:
+            answers.append(error)
+        else:
+            answers.append(NO_ANSWER_YET if known is None else Reason())
         if error.kind == NOT_ITS_JOB:
             return
-        known = current_state(number) if number else ""
         if number and (known in ENDED or error.kind == NO_SUCH_JOB):
             write_status(folder, cancelled_state(folder, RunRecord.read(folder)), finished=time.time())
         if look().done:

@@ -20,6 +20,7 @@ from submitit.core.utils import DelayedSubmission
 from ...params import Device, LaunchParams, ParamError, RunParams
 from ...params.run import with_cluster
 from ..address import HOST_VARIABLE, PORTS
+from ..ask_slurm import ask_slurm, scancel
 from ..hub_cache import is_offline
 from ..local import processes_of
 from ..placement import with_ranks
@@ -27,7 +28,6 @@ from ..rank import run_rank
 from ..record import RunRecord, RunState
 from ..site import job_environment, srun_options
 from ..slurm_log import failure_in_job
-from ..slurm_state import run_command, scancel
 from ..snapshot import Snapshot
 from .in_job import JOB_VARIABLE, InJob
 from .launcher import Place, StartedRanks
@@ -90,7 +90,7 @@ class JobStep(StartedRanks):
 
     def end(self) -> None:
         """Kill the ranks, on all nodes, and nothing else of the job."""
-        rows = run_command("squeue", "--steps", "--noheader", "--format=%i|%j", f"--jobs={self.job_id}").stdout
+        rows = ask_slurm("squeue", "--steps", "--noheader", "--format=%i|%j", f"--jobs={self.job_id}").stdout
         for line in rows.splitlines():
             step, _, name = line.strip().partition("|")
             if name == self.name:
