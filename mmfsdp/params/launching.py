@@ -7,27 +7,29 @@ import signal
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 from typing_extensions import Self
 
 from .base import ANY_OTHER, ParamError, Params, did_you_mean
 from .enums import Device, Executor, GpusAs
 from .own import OwnCode, check_own, is_own_code
+from .shell_words import check_words
 
 JOB_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that a cluster sends to every process of a job, not to its ranks alone."""
+
+Command = Annotated[str, AfterValidator(check_words)]
+"""Words of a batch file in which bash expands variables and does nothing else."""
 
 # Nothing that these patterns allow can end a line of the batch file or start a command in it: no quote, no line end, no
 # `$(`. pydantic's `$` matches at the end of the text alone, not before a last line end as Python's does.
 _NAMES = r"^[A-Za-z0-9_.,+@-]+$"
 _WORD = r"[A-Za-z0-9_./:=@%+,-]+"
-_VARIABLE = r"\$[A-Za-z_][A-Za-z0-9_]*|\$\{[A-Za-z_][A-Za-z0-9_]*\}"
-_WORDS = rf"([A-Za-z0-9_./:=@%+,-]|{_VARIABLE})+"
-_COMMAND = rf"^{_WORDS}( +{_WORDS})*$"
 _FEATURES = r"^[A-Za-z0-9_.,:&|*()\[\]-]+$"
 _NODES = r"^[A-Za-z0-9_.,\[\]-]+$"
-_OPTION = r"^[a-z][a-z-]*(=[A-Za-z0-9_.,:=+@%/&|*()\[\]-]+)?$"
-_SRUN_OPTION = r"^[a-z][a-z-]*(=[A-Za-z0-9_.,:=+@%/#~-]+)?$"
+_OPTION = r"^(comment=[A-Za-z0-9_.,:=+@%/&|*()\[\] -]+|[a-z][a-z-]*(=[A-Za-z0-9_.,:=+@%/&|*()\[\]-]+)?)$"
+_SRUN_OPTION = r"^[a-z][a-z-]*(=[^ ]+)?$"
+SrunOption = Annotated[Command, Field(pattern=_SRUN_OPTION)]
 _GPUS = r"([A-Za-z0-9][A-Za-z0-9_.-]*):[0-9]{1,4}"
 _GRES = r"^[A-Za-z][A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+){0,2}$"
 _HOST = r"^[A-Za-z0-9_.-]*(\{host\}[A-Za-z0-9_.-]*)?$"
@@ -169,25 +171,26 @@ class LaunchParams(Params):
     """Slurm: network interfaces by which gloo and NCCL connect, such as ib0; one or several. Default unset: the
     profile's, or else the one that leads to the job's first node, as with an empty list."""
 
-    python: str | None = Field(None, pattern=_COMMAND, examples=["/shared/venv/bin/python"])
+    python: Command | None = Field(None, examples=["/shared/venv/bin/python"])
     """Slurm: command that starts Python on the nodes, of a virtual environment (/shared/venv/bin/python) or in a
-    container (apptainer exec --nv /shared/mm.sif python). The job expands $NAME. Default unset: the Python that
+    container (apptainer exec --nv /shared/mm.sif python). The job expands $NAME and ~. Default unset: the Python that
     launches."""
 
     modules: tuple[Annotated[str, Field(pattern=rf"^{_WORD}$")], ...] = Field((), examples=["cuda/12.4"])
     """Slurm: environment modules to load, such as cuda/12.4; the profile's come first. Default none."""
 
-    setup: tuple[Annotated[str, Field(pattern=_COMMAND)], ...] = Field((), examples=["source /shared/env.sh"])
+    setup: tuple[Command, ...] = Field((), examples=["source /shared/env.sh"])
     """Slurm: commands run on the first node before the ranks start, one simple command each, such as
-    `export NCCL_DEBUG=INFO` or `source $HOME/env.sh`; the job expands $NAME; the profile's come first. Default none."""
+    `export NCCL_DEBUG=INFO` or `source ~/env.sh`; the job expands $NAME, ${NAME:-text}, ${NAME:+text} and ~; the
+    profile's come first. Default none."""
 
     sbatch: tuple[Annotated[str, Field(pattern=_OPTION)], ...] = Field((), examples=["mail-type=END"])
     """Slurm: further options of sbatch, as name=value or name, such as exclusive or no-requeue; the profile's come
     first. Default none."""
 
-    srun: tuple[Annotated[str, Field(pattern=_SRUN_OPTION)], ...] = Field((), examples=["cpu-bind=cores", "mpi=none"])
+    srun: tuple[SrunOption, ...] = Field((), examples=["cpu-bind=cores", "mpi=none"])
     """Slurm: further options of the srun that starts the ranks, as name=value or name, such as cpu-bind=cores or
-    Pyxis' container-image=FILE; the profile's come first. Default none."""
+    Pyxis' container-image=FILE; the job expands $NAME and ~; the profile's come first. Default none."""
 
     hub_offline: bool | None = None
     """Slurm: the ranks take models and data sets of the Hugging Face hub from its cache and do not ask the network; a
@@ -273,6 +276,23 @@ class LaunchParams(Params):
         if str(value).isdecimal():
             return int(value)
         raise ValueError(f"{value!r} is not allowed; write it as in 4 or a100:4")
+
+    @field_validator("modules", mode="before")
+    @classmethod
+    def _read_modules(cls, value: Any) -> Any:
+        """Return each module by itself, where a text names several as `module load` takes them."""
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+            return value
+        return [word for text in texts for word in text.split(" ") if word]
+
+    @field_validator("sbatch", "srun", mode="before")
+    @classmethod
+    def _read_options(cls, value: Any) -> Any:
+        """Return options without the dashes before them, which a line of a batch file has."""
+        if not isinstance(value, (list, tuple)):
+            return value
+        return [option.removeprefix("--") if isinstance(option, str) else option for option in value]
 
     @field_validator("interface", mode="before")
     @classmethod

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from ..params import Device, GpusAs, LaunchParams, RunParams
 from ..params.profiles import hidden_profiles, profile_path
 from ..params.run import with_cluster
+from ..params.shell_words import needed_variables
 from ..params.variables import with_variables
 from .address import HOST_VARIABLE
 from .ask_slurm import ask_slurm
@@ -28,8 +29,6 @@ HIDDEN_GPUS = (
     "launch.gpus_as gpus-per-node or gres, a rank sees all GPUs of the job on its node, if the cluster allows it"
 )
 """The cost where a rank sees its own GPU only: https://github.com/NVIDIA/nccl/issues/1066."""
-
-_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 
 
 # ---- options of sbatch and srun ----
@@ -94,18 +93,10 @@ def export_lines(launch: LaunchParams, gpus: int, *, offline: bool) -> list[str]
     return lines
 
 
-def command_words(text: str) -> str:
-    """Return a command for the batch file: its words quoted, so that the shell expands $NAME in them and nothing else.
-
-    text: as the fields `setup` and `python` allow it, without quotes, backslashes or `$(`.
-    """
-    return " ".join(f'"{word}"' if "$" in word else shlex.quote(word) for word in text.split())
-
-
 def variable_lines(field: str, text: str) -> list[str]:
     """Return the lines that end the job with a reason if it lacks a variable that a command names."""
     lines = []
-    for name in dict.fromkeys(_VARIABLE.findall(text)):
+    for name in needed_variables(text):
         begin = f"begin_line 'launch.{field}: ${name} is not set in the job: test -v {name}'"
         lines += [begin, f"test -v {name}", "stop_if_failed"]
     return lines

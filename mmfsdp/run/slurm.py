@@ -17,6 +17,7 @@ from submitit.core.utils import DelayedSubmission, FailedJobError, FailedSubmiss
 from ..params import LaunchParams, ParamError, RunParams
 from ..params.own import path_of
 from ..params.run import with_cluster
+from ..params.shell_words import bash_words
 from .address import PORTS
 from .ask_slurm import scancel
 from .error_kinds import kind_of
@@ -28,7 +29,6 @@ from .pretraining import pretrain_first
 from .rank import run_rank
 from .record import RunRecord, RunState, Status, because, write_status
 from .site import (
-    command_words,
     export_lines,
     in_container,
     job_environment,
@@ -60,6 +60,8 @@ class _Executor(SlurmExecutor):
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         # A login shell: `module` is a function of it, which a notebook's server may not hand on.
         text = super()._make_submission_file_text(command, uid)
+        for option in self.parameters.get("srun_args", ()):  # which submitit quotes so that nothing is expanded
+            text = text.replace(f" {shlex.quote(option)} ", f" {bash_words(option)} ")
         return text.replace("#!/bin/bash\n", "#!/bin/bash -l\n", 1)
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
@@ -89,7 +91,7 @@ def slurm_executor(params: RunParams) -> SlurmExecutor:
     params = with_ranks(params)
     launch = with_cluster(params.launch)
     logs = Path(os.path.expanduser(launch.folder)).absolute() / launch.name / "logs"
-    python = command_words(launch.python) if launch.python else shlex.quote(sys.executable)
+    python = bash_words(launch.python) if launch.python else shlex.quote(sys.executable)
     gpus = launch.gpus(params.train.device)
     cpus = launch.cpus(gpus)
     limit_min = time_limit(launch)
@@ -141,8 +143,9 @@ def _before_ranks(launch: LaunchParams, logs: Path, python: str, exports: list[s
         lines += [f"begin_line 'launch.modules: module load {module}'", load, "stop_if_failed"]
     for line in launch.setup:
         lines += variable_lines("setup", line)
-        lines += [f"begin_line 'launch.setup: {line}'", command_words(line), "stop_if_failed"]  # it holds no quote
+        lines += [f"begin_line 'launch.setup: {line}'", bash_words(line), "stop_if_failed"]  # it holds no quote
     lines += variable_lines("python", launch.python or "")
+    lines += variable_lines("srun", " ".join(launch.srun))
     if not in_container(launch):
         lines += [f"begin_line {shlex.quote(f'launch.python: {python}')}", f"{python} -c pass", "stop_if_failed"]
     return [*lines, _FIND_PORT, "export MASTER_PORT", f"begin_line {STARTS_RANKS}"]

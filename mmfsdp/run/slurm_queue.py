@@ -1,4 +1,4 @@
-"""What Slurm says of jobs: squeue is asked for all jobs of a user at once, then sacct for those that it has forgotten.
+"""Slurm's word on jobs: squeue is asked for all jobs of a user at once, then sacct for those that it has forgotten.
 
 They are asked in a thread of their own. Whoever looks at a run gets the newest answer that is there, with its age, and
 waits only where there is none, for a short time.

@@ -14,10 +14,12 @@ from mmfsdp import ParamError, Run, RunParams, launch
 from mmfsdp.cli import main
 from mmfsdp.params import load
 from mmfsdp.params.run import read_cluster
+from mmfsdp.params.shell_words import bash_words
 from mmfsdp.run import ask_slurm
 from mmfsdp.run import slurm_queue as queue
 from mmfsdp.run.folder import touch, write_json
 from mmfsdp.run.job_array import largest_array
+from mmfsdp.run.launchers.srun_launcher import with_variables_of
 from mmfsdp.run.never_starts import refused_field
 from mmfsdp.run.reasons import NO_ANSWER
 from mmfsdp.run.record import Status
@@ -187,6 +189,77 @@ def test_ranks_on_gpus_have_eight_cpus_unless_somebody_says_otherwise(tmp_path):
     assert cpus(**{"train.device": "cpu"}) == []
     assert cpus(**{"train.device": "cpu", "launch.threads": 2}) == ["2"]
     assert cpus(**{"train.device": "auto", "launch.gpus_per_node": 0}) == []
+
+
+SETUP = {
+    "export LD_LIBRARY_PATH=/x:$LD_LIBRARY_PATH": "LD_LIBRARY_PATH=/x:",
+    "export LD_LIBRARY_PATH=/x${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}": "LD_LIBRARY_PATH=/x",
+    "export A=${B:-/y}/z": "A=/y/z",
+    "export NCCL_IB_HCA=^mlx5_1": "NCCL_IB_HCA=^mlx5_1",
+    "export VENV=~/venv": "VENV=/home/me/venv",
+    "export TOOLS=/opt:~/tools": "TOOLS=/opt:/home/me/tools",
+}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("line", SETUP)
+def test_bash_reads_a_line_of_setup_as_it_stands(line, tmp_path):
+    """The variables that the job lacks are those that the line itself sets, or has another text for."""
+    params = RunParams().change(**SLURM | {"launch.setup": [line], "launch.folder": str(tmp_path)})
+    (tmp_path / "first/logs").mkdir(parents=True)
+    lines = sbatch_text(params).partition("# setup\n")[2].partition("begin_line 'launch.setup")[0].splitlines()
+    lines += [part for part in sbatch_text(params).splitlines() if part.startswith("begin_line 'launch.setup")]
+    lines += [bash_words(line), "stop_if_failed", "env"]
+    done = subprocess.run(
+        ["/bin/bash", "-c", "\n".join(lines)], env={"HOME": "/home/me"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and SETUP[line] in done.stdout.splitlines(), done.stdout + done.stderr
+    assert f"\n{bash_words(line)}\nstop_if_failed\n" in sbatch_text(params)
+
+
+def test_a_profile_takes_what_headers_say():
+    """Two modules in a line, a comment with a space, dashes, variables in mounts, and a Python in the home folder."""
+    changes = {
+        "launch.modules": ["gcc/12 cuda/12.4"],
+        "launch.sbatch": ["--comment=my first run", "--mail-type=END"],
+        "launch.srun": ["--container-mounts=$HOME/data:/data,~/out:/out", "container-image=a#b"],
+        "launch.python": "~/venv/bin/python",
+    }
+    lines = sbatch_text(RunParams().change(**SLURM | changes)).splitlines()
+    assert {"module load gcc/12", "module load cuda/12.4", "#SBATCH --comment='my first run'"} <= set(lines)
+    assert "begin_line 'launch.srun: $HOME is not set in the job: test -v HOME'" in lines
+    (srun,) = (line for line in lines if line.startswith("srun "))
+    mounts = '"--container-mounts=$HOME/data:/data,$HOME/out:/out"'
+    assert f" {mounts} '--container-image=a#b' \"$HOME/venv/bin/python\" -u -m submitit" in srun, srun
+
+
+REFUSED = {
+    "export A=${B%/*}": "only ${NAME}, ${NAME:-text} and ${NAME:+text} are allowed",
+    "export A='x y'": "it holds a quote",
+    "export A=$(id)": "it holds a command inside a command",
+    "module purge; module load x": "more than one simple command",
+    "source /x/*.sh": "a pattern of file names",
+    "export A=b # why": "it holds a comment",
+    "~you/bin/python": "another user's home folder",
+    "export A=b\n": "a line break",
+    "": "it is empty",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_a_line_of_setup_that_is_refused_says_why(line):
+    with pytest.raises(ParamError) as caught:
+        RunParams().change(**SLURM | {"launch.setup": [line]})
+    assert caught.value.field == "launch.setup" and REFUSED[line] in str(caught.value)
+
+
+def test_a_step_has_the_variables_of_this_process_in_its_options(monkeypatch):
+    monkeypatch.setenv("DATA", "/data")
+    monkeypatch.delenv("NO_SUCH", raising=False)
+    launch = RunParams().change(**SLURM | {"launch.srun": ["container-mounts=$DATA:/d,${NO_SUCH:-/x}:/y"]}).launch
+    assert with_variables_of(launch).srun == ("container-mounts=/data:/d,/x:/y",)
+    with pytest.raises(ParamError, match="launch.srun: the variable NO_SUCH is not set here; set it"):
+        with_variables_of(launch.change(srun=("container-mounts=$NO_SUCH:/y",)))
 
 
 @pytest.mark.parametrize("name", HOSTILE)

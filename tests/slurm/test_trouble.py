@@ -37,7 +37,7 @@ def test_squeue_may_fail_for_a_while(submit, cluster):
     finally:
         (cluster.folder / "squeue.broken").unlink()
     until(lambda: "squeue" not in run.state().reason)
-    assert run.cancel().status is Status.CANCELLED
+    assert run.cancel(timeout=240).status is Status.CANCELLED
 
 
 def test_a_suspended_job_is_shown_as_suspended_and_goes_on(submit, cluster):
@@ -48,7 +48,7 @@ def test_a_suspended_job_is_shown_as_suspended_and_goes_on(submit, cluster):
     assert not state.done and "suspended by Slurm" in state.reason
     assert cluster.ask("scontrol", "resume", run.job).returncode == 0
     until(lambda: run.state().status is Status.RUNNING and run.state().step > state.step)
-    assert run.cancel().status is Status.CANCELLED
+    assert run.cancel(timeout=240).status is Status.CANCELLED
 
 
 def test_a_job_says_what_is_slow_before_its_ranks_report(submit, cluster, tmp_path, monkeypatch):
@@ -215,7 +215,7 @@ def test_a_job_whose_ranks_are_interrupted_is_not_complete(submit, cluster):
     finally:
         cluster.ask("scontrol", "update", f"nodename={NODES[1]}", "state=idle")
     until(lambda: cluster.release() or "life 1" in run.logs(3), words=lambda: f"{run.state()}\n{run.logs(0)}")
-    assert run.cancel().status is Status.CANCELLED
+    assert run.cancel(timeout=240).status is Status.CANCELLED
 
 
 def test_a_job_that_ends_before_its_ranks_report_their_end_is_not_complete(submit):

@@ -19,6 +19,7 @@ from submitit.core.utils import DelayedSubmission
 
 from ...params import Device, LaunchParams, ParamError, RunParams
 from ...params.run import with_cluster
+from ...params.shell_words import expanded
 from ..address import HOST_VARIABLE, PORTS
 from ..ask_slurm import ask_slurm, scancel
 from ..hub_cache import is_offline
@@ -48,8 +49,9 @@ class Srun(InJob):
         return 0 if params.train.device is Device.CPU else launch.nodes * gpus_of_node(launch)
 
     def check(self, params: RunParams) -> None:
-        """Raise ParamError if this process is in no job, or in one with too few nodes."""
+        """Raise ParamError if this process is in no job, in one with too few nodes, or without a variable it needs."""
         check_allocation(params)
+        with_variables_of(with_cluster(params.launch))
 
     def start(self, folder: Path, record: RunRecord, *, port: int) -> StartedRanks:
         """Start the ranks in the job that this process is in; they find a port on its first node."""
@@ -125,10 +127,25 @@ def step_command(params: RunParams, *, job: str, name: str, logs: Path) -> list[
     gpus = 0 if params.train.device is Device.CPU else gpus_of_node(launch)
     options = [f"--jobid={job}", "--overlap", f"--job-name={name}", "--unbuffered", "--open-mode=append"]
     options += [f"--output={logs}/%j_%t_log.out", f"--nodes={launch.nodes}", f"--ntasks={launch.world_size}"]
-    options += [f"--ntasks-per-node={launch.ranks_per_node}", *srun_options(launch, launch.cpus_per_task)]
+    options += [
+        f"--ntasks-per-node={launch.ranks_per_node}",
+        *srun_options(with_variables_of(launch), launch.cpus_per_task),
+    ]
     if gpus:
         options.append(f"--gres=gpu:{gpus}")
     return ["srun", *options, sys.executable, "-u", "-m", "submitit.core._submit", str(logs)]
+
+
+def with_variables_of(launch: LaunchParams) -> LaunchParams:
+    """Return a launch whose options of srun have the variables of this process expanded: no shell does it.
+
+    Raises ParamError for one that is not set.
+    """
+    try:
+        return launch.change(srun=tuple(expanded(option, os.environ) for option in launch.srun))
+    except KeyError as error:
+        words = f"the variable {error.args[0]} is not set here; set it, or write the value in full"
+        raise ParamError("launch.srun", words) from None
 
 
 def start_step(folder: Path, record: RunRecord) -> JobStep:
