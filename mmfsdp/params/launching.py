@@ -139,8 +139,8 @@ class LaunchParams(Params):
     only a gres names, such as gpu:1g.10gb:2, are here too, with gpus_as none. Default none."""
 
     cpus_per_task: int | None = Field(None, ge=1)
-    """Slurm: CPUs of each rank; a count. Default unset: with GPUs 8, or launch.threads if that is more; without GPUs
-    launch.threads, or else what the cluster gives."""
+    """Slurm: CPUs of each rank; a count. Default unset: with GPUs 8, or launch.threads if set and more; fewer if a
+    node has fewer for each of its GPUs. Without GPUs launch.threads, or else what the cluster gives."""
 
     mem: str | None = Field(None, pattern=r"^[0-9]+[KMGT]?$", examples=["64G"])
     """Slurm: memory of each node, such as 64G; 0 for all of it. Default unset: what the cluster gives."""

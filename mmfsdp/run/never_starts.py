@@ -12,19 +12,23 @@ from . import reasons as why
 
 _LIMIT = "(QOS|Assoc)Max"
 KINDS = {
-    f"PartitionTimeLimit|{_LIMIT}WallDurationPerJobLimit": why.OVER_TIME,
+    f"PartitionTimeLimit|QOSTimeLimit|{_LIMIT}WallDurationPerJobLimit": why.OVER_TIME,
+    # Not RunMinutes, which is about jobs that run now.
+    "(QOS|Assoc)Grp(?!\\w*Run)\\w*Minutes(Limit)?|(QOS|Assoc)GrpWall(Limit)?": why.BUDGET,
     f"{_LIMIT}\\w*MinutesPerJob(Limit)?": why.OVER_MINUTES,
     f"PartitionNodeLimit|{_LIMIT}NodePerJobLimit": why.OVER_NODES,
     "PartitionConfig": why.NOT_IN_PARTITION,
     f"{_LIMIT}Cpu(PerJob|PerNode)(Limit)?": why.OVER_CPUS,
     f"{_LIMIT}(GRES|Gres)(PerJob|PerNode)": why.OVER_GPUS,
-    f"{_LIMIT}(Memory|Mem)(PerJob|PerNode)": why.OVER_MEMORY,
+    f"{_LIMIT}(Memory|Mem)(PerJob|PerNode)|MaxMemPerLimit": why.OVER_MEMORY,
     f"{_LIMIT}\\w+(PerJob|PerNode)(Limit)?": why.OVER_LIMIT,
     "QOSMin\\w+": why.UNDER_LIMIT,
     "QOSNotAllowed|InvalidQOS|Job's QOS not permitted .*": why.NOT_IN_QOS,
     "AccountNotAllowed|InvalidAccount|Job's account not permitted .*": why.NOT_IN_ACCOUNT,
     "BadConstraints": why.NO_NODE,
     "DependencyNeverSatisfied": why.LOST_DEPENDENCY,
+    "ReservationDeleted": why.RESERVATION_GONE,
+    "JobHoldMaxRequeue|job[ _]requeued[ _]in[ _](held|special[ _]exit)[ _]state": why.REQUEUED_HELD,
     "JobHeldUser": why.HELD,
     "JobHeldAdmin": why.HELD_BY_ADMIN,
     "launch[ _]failed[ _]requeued[ _]held": why.HELD_AGAIN,

@@ -27,10 +27,11 @@ OVER_TIME, OVER_MINUTES, OVER_NODES, OVER_CPUS = "over time", "over minutes", "o
 OVER_GPUS, OVER_MEMORY, OVER_LIMIT, UNDER_LIMIT = "over gpus", "over memory", "over limit", "under limit"
 NOT_IN_PARTITION, NOT_IN_QOS, NOT_IN_ACCOUNT, NO_NODE = "not in partition", "not in qos", "not in account", "no node"
 LOST_DEPENDENCY, HELD, HELD_BY_ADMIN, HELD_AGAIN = "lost dependency", "held", "held by admin", "held again"
+REQUEUED_HELD, BUDGET, RESERVATION_GONE = "requeued and held", "budget used up", "reservation gone"
 NEVER_STARTS = (
     *(OVER_TIME, OVER_MINUTES, OVER_NODES, OVER_CPUS, OVER_GPUS, OVER_MEMORY, OVER_LIMIT, UNDER_LIMIT),
     *(NOT_IN_PARTITION, NOT_IN_QOS, NOT_IN_ACCOUNT, NO_NODE),
-    *(LOST_DEPENDENCY, HELD, HELD_BY_ADMIN, HELD_AGAIN),
+    *(LOST_DEPENDENCY, HELD, HELD_BY_ADMIN, HELD_AGAIN, REQUEUED_HELD, BUDGET, RESERVATION_GONE),
 )
 """Kinds of a job that Slurm has accepted and will not start by itself."""
 
@@ -136,7 +137,9 @@ ADVICE = {
     OVER_LIMIT: Advice("ask for less", resume=False),
     UNDER_LIMIT: Advice("ask for more, or choose another launch.qos", resume=False),
     NOT_IN_PARTITION: Advice(
-        "change launch.partition, launch.nodes or launch.timeout_min, {timeout_min} now", resume=False
+        "lower launch.cpus_per_task, or change launch.nodes, launch.partition or launch.timeout_min, {timeout_min} "
+        "now: no node of the partition has what it asks for, or the partition does not allow it",
+        resume=False,
     ),
     NOT_IN_QOS: Advice("choose another launch.qos or launch.partition", resume=False),
     NOT_IN_ACCOUNT: Advice("choose another launch.account", resume=False),
@@ -144,6 +147,19 @@ ADVICE = {
         "no node has what it asks for: change launch.constraint, gpus_per_node, cpus_per_task or mem", resume=False
     ),
     LOST_DEPENDENCY: Advice("the job that it depends on has failed; launch it again", resume=False),
+    BUDGET: Advice(
+        "the compute time of this account or QOS is used up: choose another launch.account or launch.qos, or ask for "
+        "more (`sshare` tells what is left)",
+        resume=False,
+    ),
+    RESERVATION_GONE: Advice(
+        "launch.reservation names one that was deleted: cancel it, and launch it without, or with another", resume=False
+    ),
+    REQUEUED_HELD: Advice(
+        "it was requeued, and is held: `scontrol release {job}` starts it again, and its ranks go on from their newest "
+        "checkpoint; if it was requeued too often, find out first why its ranks end",
+        resume=False,
+    ),
     HELD: Advice("it is held; `scontrol release {job}` lets it start", resume=False),
     HELD_BY_ADMIN: Advice("an administrator holds it; ask why", resume=False),
     HELD_AGAIN: Advice(

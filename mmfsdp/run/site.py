@@ -9,8 +9,10 @@ import os
 import re
 import shlex
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from ..params import Device, GpusAs, LaunchParams, RunParams
+from ..params.launching import CPUS_BESIDE_A_GPU
 from ..params.profiles import hidden_profiles, profile_path
 from ..params.run import with_cluster
 from ..params.shell_words import needed_variables
@@ -142,7 +144,7 @@ def _stays(variable: str, options: Collection[str]) -> bool:
     return not {option, *_OPTIONS.get(option, ())} & set(options)
 
 
-# ---- time ----
+# ---- what nobody says ----
 
 
 def time_limit(launch: LaunchParams) -> int:
@@ -150,42 +152,79 @@ def time_limit(launch: LaunchParams) -> int:
     return launcher_named(launch.executor).time_limit(launch)
 
 
-def with_time_limit(params: RunParams) -> RunParams:
-    """Return the parameters with the limit that the launcher has, if nobody says one and it is lower than 720 min."""
-    return launcher_named(params.launch.executor).with_time_limit(params)
+def with_defaults(params: RunParams) -> RunParams:
+    """Return the parameters with what the launcher decides where nobody says it: a job's time limit and its CPUs."""
+    return launcher_named(params.launch.executor).with_defaults(params)
 
 
 def settled(params: RunParams) -> RunParams:
-    """Return the parameters that a launch settles: the ranks, the variables in paths, and the time limit of a job.
+    """Return the parameters that a launch settles: the ranks, the variables in paths, a job's time limit and its CPUs.
 
     Raises ParamError as `with_ranks` and `with_variables` do.
     """
-    return with_time_limit(with_ranks(with_variables(params)))
+    return with_defaults(with_ranks(with_variables(params)))
 
 
-_limits: dict[str, dict[str, int]] = {}
-"""Limits that `partition_limits` has found, by the variable by which commands find their Slurm: a sweep asks once."""
+@dataclass(frozen=True)
+class NodeKind:
+    """Nodes of a partition that are alike."""
+
+    partition: str
+    is_default: bool
+    limit_min: int | None
+    """Time limit of the partition in minutes; None for none."""
+    cpus: int
+    gpus: dict[str, int]
+    """Type of GPUs, or "" where Slurm names none -> how many of them a node has."""
+
+    def gpu_count(self, gpu_type: str) -> int:
+        """Return how many GPUs of a type a node has, or of any type for ""."""
+        return self.gpus.get(gpu_type, 0) if gpu_type else sum(self.gpus.values())
 
 
-def partition_limits() -> dict[str, int]:
-    """Return the time limit of each partition that has one, in minutes; of the default partition also as `*`.
+_kinds: dict[str, list[NodeKind]] = {}
+"""Kinds that `node_kinds` has found, by the variable by which commands find their Slurm: a sweep asks once."""
 
-    Empty where Slurm does not answer.
-    """
+
+def node_kinds() -> list[NodeKind]:
+    """Return the kinds of nodes of all partitions. Empty where Slurm does not answer."""
     slurm = os.environ.get("SLURM_CONF", "")
-    if slurm in _limits:
-        return _limits[slurm]
-    limits: dict[str, int] = {}
-    for line in ask_slurm("sinfo", "--noheader", "--all", "--format=%P|%l").stdout.splitlines():
-        name, _, text = line.strip().partition("|")
-        limit = minutes(text)
-        if limit:
-            limits[name.removesuffix("*")] = limit
-            if name.endswith("*"):
-                limits["*"] = limit
-    if limits:
-        _limits[slurm] = limits
-    return limits
+    if slurm in _kinds:
+        return _kinds[slurm]
+    kinds = []
+    for line in ask_slurm("sinfo", "--noheader", "--all", "--exact", "--format=%P|%l|%c|%G").stdout.splitlines():
+        name, _, others = line.strip().partition("|")
+        limit, bar, others = others.partition("|")
+        cpus, _, gres = others.partition("|")
+        if bar and cpus.isdecimal():
+            gpus = {kind or "": int(count) for kind, count in _GPU_GRES.findall(gres)}
+            kinds.append(NodeKind(name.removesuffix("*"), name.endswith("*"), minutes(limit), int(cpus), gpus))
+    if kinds:
+        _kinds[slurm] = kinds
+    return kinds
+
+
+_GPU_GRES = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:(\d+)")
+"""GPUs in the generic resources of a node, such as gpu:a100:4(S:0-1) or gpu:4."""
+
+
+def kinds_in(partitions: str) -> list[NodeKind]:
+    """Return the kinds of nodes of some partitions, separated by commas; of the default one for ""."""
+    names = partitions.split(",")
+    return [kind for kind in node_kinds() if (kind.partition in names if partitions else kind.is_default)]
+
+
+def cpus_of_rank(launch: LaunchParams, gpus: int, kinds: list[NodeKind]) -> int | None:
+    """Return the CPUs that each rank on GPUs has by default: the share of its GPUs in those of a node, at most 8.
+
+    gpus: how many the job asks for on each node. None where no node is known that has them.
+    """
+    shares = []
+    for kind in kinds:
+        of_node = kind.gpu_count(launch.gpu_type)
+        if of_node >= gpus:
+            shares.append(kind.cpus * gpus // (of_node * launch.ranks_per_node))
+    return max(1, min(CPUS_BESIDE_A_GPU, *shares)) if shares else None
 
 
 def minutes(text: str) -> int | None:

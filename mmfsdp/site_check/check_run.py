@@ -21,7 +21,7 @@ from ..run.launchers.registry import launcher_for, launcher_named
 from ..run.placement import count_gpus
 from ..run.reasons import BATCH_SCRIPT, NO_PYTHON
 from ..run.record import SITE_CHECK, RunState
-from ..run.site import settled, time_limit, with_time_limit
+from ..run.site import settled, time_limit, with_defaults
 from ..run.start import start
 from .judge import Asked, Ranks, missing_ranks, nodes_of, rank_lines, where
 from .rank_facts import DONE, FACTS, REQUEUE, RESTARTED, TOKEN
@@ -45,7 +45,7 @@ class CheckRun:
         """is_stopped: asked whether to end, while the ranks are waited for. Raises ParamError as a launch does."""
         self.is_stopped = is_stopped
         name = f"check-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-        limit = min(TIME_LIMIT_MIN, time_limit(with_cluster(with_time_limit(params).launch)))
+        limit = min(TIME_LIMIT_MIN, time_limit(with_cluster(with_defaults(params).launch)))
         changes: dict[str, Any] = {"launch.name": name, "launch.timeout_min": limit, "train.trackers": ()}
         changes |= {"launch.replace": False, "launch.silence_s": SILENCE_S}
         self.launcher = launcher_named(params.launch.executor)

@@ -13,13 +13,14 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.real
 
-ONE_NODE = {"launch.nodes": 1, "launch.ranks": 2, "launch.cpus_per_task": 1}
+ONE_NODE = {"launch.nodes": 1, "launch.ranks": 2}
 ONE_NODE |= {"train.device": "auto", "launch.gpus_per_node": 2}
 
 LAYOUTS = {
     "typed": {
         "launch.sbatch": [f"nodelist={TYPED}"],
         "launch.gpus_per_node": "a100:2",
+        "launch.cpus_per_task": 1,
         "launch.gpus_as": "gres",
         "launch.gres": ["localssd:50"],
     },
@@ -100,12 +101,12 @@ def boxed(folder, monkeypatch) -> dict:
 
 
 def test_a_dry_run_says_when_and_where_slurm_would_start_the_job(cluster, tmp_path, capsys):
-    words = "--launch.executor slurm --launch.nodes 2 --launch.ranks 4 --launch.cpus-per-task 1"
+    words = "--launch.executor slurm --launch.nodes 2 --launch.ranks 4"
     words += f" --train.device cuda --launch.partition main,short --launch.folder {tmp_path}"
     assert main(["launch", "--dry-run", "--config", "tiny", *words.split()]) == 0
     out, err = capsys.readouterr()
     changes = {"launch.executor": "slurm", "launch.nodes": 2, "launch.ranks": 4, "train.device": "cuda"}
-    changes["launch.cpus_per_task"] = 1
+    changes["launch.cpus_per_task"] = 2  # nodes have 8 for 4 GPUs
     changes |= {"launch.partition": "main,short", "launch.folder": str(tmp_path)}
     limited = load("tiny").change(**changes, **{"launch.timeout_min": 5})
     assert out == sbatch_text(limited), "the limit is the partition's"

@@ -14,11 +14,14 @@ LAB = {"launch.account": "lab"}
 
 def test_a_job_that_can_never_start_says_what_to_change(accounted, submit):
     accounted.ask("scontrol", "create", "partitionname=picky", "nodes=ALL", "allowqos=small")
+    accounted.ask("sacctmgr", "--immediate", "add", "account", "poor", "set", "GrpTRESMins=cpu=0")
+    accounted.ask("sacctmgr", "--immediate", "add", "user", "root", "account=poor")
     failed = accounted.ask("sbatch", "--parsable", "--account=lab", "--hold", "--time=2", "--wrap=true").stdout.strip()
     cases = {
         "wall": ({"launch.qos": "small", "launch.timeout_min": 60}, "lower launch.timeout_min, 60 now"),
         "time": ({"launch.partition": "short", "launch.timeout_min": 720}, "lower launch.timeout_min, 720 now"),
-        "nodes": ({"launch.nodes": 8, "launch.ranks": 8}, "change launch."),  # PartitionConfig, or PartitionNodeLimit
+        "nodes": ({"launch.nodes": 8, "launch.ranks": 8}, ("lower launch.cpus_per_task, or change", "change launch.")),
+        "budget": ({"launch.account": "poor"}, "the compute time of this account or QOS is used up: choose another "),
         "qos": ({"launch.partition": "picky"}, "choose another launch.qos or launch.partition"),
         "depends": ({"launch.sbatch": [f"dependency=afterok:{failed}"]}, "the job that it depends on has failed"),
         "held": ({"launch.sbatch": ["hold"]}, "it is held; `scontrol release "),
@@ -36,7 +39,16 @@ def test_a_job_that_can_never_start_says_what_to_change(accounted, submit):
             words=lambda r=run: str(r.state()),
         )
         assert state.status is Status.QUEUED
-        assert f"job {run.job} will not start: " in state.reason and fix in state.reason
+        assert f"job {run.job} will not start: " in state.reason and state.why.fix in state.reason
+
+
+def test_a_held_requeue_says_how_it_goes_on(submit, cluster):
+    run = submit("stream")
+    until(lambda: run.state().status is Status.RUNNING, words=lambda: str(run.state()))
+    assert cluster.ask("scontrol", "requeuehold", run.job).returncode == 0
+    state = until(lambda: (s := run.state()).why.fix and s, words=lambda: str(run.state()))
+    assert state.status is Status.QUEUED and f"`scontrol release {run.job}`" in state.reason, state
+    assert run.cancel(timeout=240).status is Status.CANCELLED
 
 
 def test_members_beyond_a_limit_on_submitted_jobs_wait_for_their_turn(accounted, cluster, tmp_path):

@@ -15,15 +15,15 @@ from mmfsdp.cli import main
 from mmfsdp.params import load
 from mmfsdp.params.run import read_cluster
 from mmfsdp.params.shell_words import bash_words
-from mmfsdp.run import ask_slurm
+from mmfsdp.run import ask_slurm, site
 from mmfsdp.run import slurm_queue as queue
 from mmfsdp.run.folder import touch, write_json
 from mmfsdp.run.job_array import largest_array
 from mmfsdp.run.launchers.srun_launcher import with_variables_of
-from mmfsdp.run.never_starts import refused_field
-from mmfsdp.run.reasons import NO_ANSWER
+from mmfsdp.run.never_starts import refused_field, why_never
+from mmfsdp.run.reasons import ADVICE, BUDGET, NO_ANSWER, REQUEUED_HELD, RESERVATION_GONE
 from mmfsdp.run.record import Status
-from mmfsdp.run.site import job_environment, minutes, notes
+from mmfsdp.run.site import job_environment, minutes, notes, with_defaults
 from mmfsdp.run.slurm import _after_ranks, option_names, sbatch_text, slurm_executor
 from mmfsdp.run.slurm_log import failure_in_job, since_last_start
 from mmfsdp.run.slurm_state import PREEMPTED_FILE
@@ -645,6 +645,62 @@ def test_dry_run_prints_the_batch_file_and_starts_nothing(tmp_path, capsys, monk
     assert out == sbatch_text(load("tiny").change(**changes))
     assert "asks for 4 GPUs for 720 min: at most 48 GPU-hours" in err and "sbatch is not installed here" in err
     assert not (tmp_path / "runs").exists()
+
+
+SINFO = """main*|infinite|8|gpu:4
+main*|infinite|64|(null)
+big|2-00:00:00|128|gpu:a100:4(S:0-1),localssd:100
+big|2-00:00:00|32|gpu:v100:8
+short|10:00|8|(null)
+"""
+BY_DEFAULT = {
+    "a share of the node": ({}, {"launch.cpus_per_task": 2}),
+    "a type of GPU": ({"launch.partition": "big", "launch.gpus_per_node": "a100:4"}, {}),
+    "any type of GPU": ({"launch.partition": "big"}, {"launch.cpus_per_task": 4}),
+    "GPUs without a rank": ({"launch.gpus_per_node": 4, "launch.ranks": 2}, {"launch.cpus_per_task": 8}),
+    "said": ({"launch.cpus_per_task": 12}, {}),
+    "said by the threads": ({"launch.threads": 12}, {}),
+    "few threads": ({"launch.threads": 1}, {"launch.cpus_per_task": 2}),
+    "no GPU": ({"train.device": "cpu", "launch.partition": "short"}, {"launch.timeout_min": 10}),
+    "unknown": ({"launch.partition": "other"}, {}),
+}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", BY_DEFAULT)
+def test_the_cpus_of_a_rank_follow_the_nodes_of_the_partition(fake_slurm, monkeypatch, name):
+    monkeypatch.setattr(site, "_kinds", {})
+    monkeypatch.delenv("SBATCH_PARTITION", raising=False)
+    (fake_slurm / "sinfo").write_text(f"#!/bin/sh\necho Welcome\ncat <<'END'\n{SINFO}END\n")
+    (fake_slurm / "sinfo").chmod(0o755)
+    asked, decided = BY_DEFAULT[name]
+    params = RunParams().change(**SLURM | asked)
+    expected = params.change(**decided)
+    if name == "GPUs without a rank":
+        assert site.cpus_of_rank(params.launch, 4, site.kinds_in("")) == 8
+        expected = params  # which is the default
+    assert with_defaults(params) == expected
+
+
+REASONS = {
+    "AssocGrpCPUMinutesLimit": BUDGET,
+    "AssocGrpGRESMinutes": BUDGET,
+    "QOSGrpBillingMinutes": BUDGET,
+    "AssocGrpWallLimit": BUDGET,
+    "AssocGrpCPURunMinutesLimit": "",
+    "QOSGrpGRES": "",
+    "ReservationDeleted": RESERVATION_GONE,
+    "JobHoldMaxRequeue": REQUEUED_HELD,
+    "job_requeued_in_held_state": REQUEUED_HELD,
+    "Resources": "",
+    "Priority": "",
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_reasons_for_which_a_job_never_starts_have_advice(reason):
+    assert why_never(reason) == REASONS[reason]
+    assert not REASONS[reason] or ADVICE[REASONS[reason]].fix.format(job=7, timeout_min=9)
 
 
 @pytest.mark.parametrize(

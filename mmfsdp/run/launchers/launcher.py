@@ -150,8 +150,8 @@ class Launcher(ABC):
         """Return the time limit of a run in minutes."""
         return launch.timeout_min or DEFAULT_LIMIT_MIN
 
-    def with_time_limit(self, params: RunParams) -> RunParams:
-        """Return the parameters with the limit that the scheduler has, if nobody says one and it is lower."""
+    def with_defaults(self, params: RunParams) -> RunParams:
+        """Return the parameters with what the scheduler or its nodes decide where nobody says it."""
         return params
 
     def check(self, params: RunParams) -> None:  # noqa: B027 (there may be nothing to check)

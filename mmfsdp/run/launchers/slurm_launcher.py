@@ -60,16 +60,24 @@ class Slurm(InJob):
             return limit
         return super().time_limit(launch)
 
-    def with_time_limit(self, params: RunParams) -> RunParams:
-        """Return the parameters with the limit of the partition, if nobody says one and it is lower than 720 min."""
-        launch = with_cluster(params.launch)
-        if launch.timeout_min is not None or "SBATCH_TIMELIMIT" in os.environ:
-            return params
-        partition = launch.partition or os.environ.get("SBATCH_PARTITION", "")
-        limits = site.partition_limits()
-        known = [limits[name] for name in (partition or "*").split(",") if name in limits]
-        limit = min([DEFAULT_LIMIT_MIN, *known])
-        return params.change(**{"launch.timeout_min": limit}) if limit < DEFAULT_LIMIT_MIN else params
+    def with_defaults(self, params: RunParams) -> RunParams:
+        """Return the parameters with the limit of the partition, if it is lower than 720 min, and CPUs that a node has.
+
+        Each only where nobody says it. What Slurm's nodes have is unknown where sinfo does not answer.
+        """
+        launch, changes = with_cluster(params.launch), {}
+        kinds = site.kinds_in(launch.partition or os.environ.get("SBATCH_PARTITION", ""))
+        if launch.timeout_min is None and "SBATCH_TIMELIMIT" not in os.environ:
+            limit = min([DEFAULT_LIMIT_MIN, *(kind.limit_min for kind in kinds if kind.limit_min)])
+            if limit < DEFAULT_LIMIT_MIN:
+                changes["launch.timeout_min"] = limit
+        is_known = launch.ranks is not None and (launch.gpu_count is not None or params.train.device is not Device.AUTO)
+        gpus = launch.gpus(params.train.device) if is_known else 0
+        if gpus and launch.cpus_per_task is None:
+            cpus = site.cpus_of_rank(launch, gpus, kinds)
+            if cpus is not None and max(cpus, launch.threads or 0) != launch.cpus(gpus):
+                changes["launch.cpus_per_task"] = max(cpus, launch.threads or 0)
+        return params.change(**changes) if changes else params
 
     def check(self, params: RunParams) -> None:
         """Raise ParamError if there is no sbatch here, and for what cannot be written into a batch file."""
