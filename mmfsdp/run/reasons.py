@@ -21,7 +21,7 @@ GONE, NEVER_LAUNCHED, NO_RECORD, NO_SIGN = "gone", "never launched", "no record"
 NOT_FINITE, NOT_FINITE_FP16, SKIPPED, STALLED = "not finite", "not finite in fp16", "skipped", "stalled"
 NEVER_FINITE, NEVER_FINITE_FP16 = "never finite", "never finite in fp16"
 TIME_LIMIT, JOB_MEMORY, INTERRUPTED, PLAYER_GONE = "time limit", "memory of the job", "interrupted", "player gone"
-CANCELLING, BATCH_SCRIPT = "cancelling", "batch script"
+CANCELLING, BATCH_SCRIPT, ALLOCATION_ENDED = "cancelling", "batch script", "allocation ended"
 NOT_ITS_JOB, NO_SUCH_JOB, NO_ANSWER = "not its job", "no such job", "no answer"
 OVER_TIME, OVER_MINUTES, OVER_NODES, OVER_CPUS = "over time", "over minutes", "over nodes", "over cpus"
 OVER_GPUS, OVER_MEMORY, OVER_LIMIT, UNDER_LIMIT = "over gpus", "over memory", "over limit", "under limit"
@@ -126,6 +126,7 @@ ADVICE = {
     NO_SIGN: Advice("look at that machine: it is down, or does not see this folder", resume=False),
     TIME_LIMIT: Advice("raise launch.timeout_min", told=True, resume=False),
     JOB_MEMORY: Advice("raise launch.mem", told=True, resume=False),
+    ALLOCATION_ENDED: Advice("resume continues it in another", told=True, resume=False),
     INTERRUPTED: Advice("resume it", told=True, resume=False),
     PLAYER_GONE: Advice("start another replay", told=True, resume=False),
     OVER_TIME: Advice("lower launch.timeout_min, {timeout_min} now", resume=False),

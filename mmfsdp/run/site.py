@@ -19,13 +19,12 @@ from ..params.shell_words import needed_variables
 from ..params.variables import with_variables
 from .address import HOST_VARIABLE
 from .ask_slurm import ask_slurm
+from .job_gpus import GPUS_VARIABLE
 from .launchers.registry import launcher_named
 from .never_starts import refused_field
 from .placement import count_of, with_ranks
 from .slurm_state import SUBMIT_TIMEOUT_S
 
-GPUS_VARIABLE = "MMFSDP_GPUS"
-"""Environment variable of a job: the GPUs of each node, where Slurm does not manage them."""
 HIDDEN_GPUS = (
     "NCCL finds no NVLink to a GPU that it does not see, and falls back to PCIe, which is several times slower. With "
     "launch.gpus_as gpus-per-node or gres, a rank sees all GPUs of the job on its node, if the cluster allows it"

@@ -132,6 +132,8 @@ class Supervisor:
                     state = self.watch(self.ranks)
             if state is not None:
                 return state
+            if self.ranks and (why := self.ranks.ended_place()):
+                return RunState(Status.FAILED, why)
             step = last_row(self.folder).get("step", 0)
             add_event(self.folder, "requeued", step=step, text="preempted; the ranks are started again")
             for path in (self.folder / "logs").glob("rank*.*"):  # of the ranks that have ended
@@ -178,6 +180,8 @@ class Supervisor:
         if (self.folder / "cancel").exists():
             return cancelled_state(self.folder, self.record)
         if self.received_signal:
+            if self.ranks and (why := self.ranks.ended_place()):  # whose end signals all its processes
+                return RunState(Status.FAILED, why)
             return cancelled_state(self.folder, self.record, f"stopped by {signal.Signals(self.received_signal).name}")
         if time.monotonic() > self.end:
             return because(Status.FAILED, f"stopped after {self.record.timeout_min} min", kind=TIME_LIMIT)
@@ -188,6 +192,8 @@ class Supervisor:
         if not silent_ranks and not first_failure(look.reports):
             return None
         time.sleep(SETTLE_S)
+        if why := ranks.ended_place():
+            return RunState(Status.FAILED, why)
         look, silent_ranks = self.look_again(look, ranks)
         reported = first_failure(look.reports)
         log = last_bytes(self.folder / "logs" / "supervisor.log", size=40_000)

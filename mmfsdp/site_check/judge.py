@@ -10,8 +10,9 @@ from ..checks.lines import NOTE, OK, WRONG, Line
 from ..params import Device, RunParams
 from ..params.numbers import size
 from ..run.hub_cache import hub_weights, is_offline
+from ..run.job_gpus import gpus_of_node
 from ..run.launchers.registry import launcher_named
-from ..run.site import GPUS_VARIABLE, HIDDEN_GPUS
+from ..run.site import HIDDEN_GPUS
 from .machine_figures import bandwidth_line, machine_figures
 from .places import RUN_FOLDER
 from .this_machine import hub_line, place_line
@@ -139,8 +140,7 @@ def _gpus(asked: Asked, ranks: Ranks) -> Line:
     for rank, gpus in sorted(counts.items()):
         environment = ranks[rank].get("node", {}).get("environment", {})
         local_ranks = asked.params.launch.ranks_per_node
-        number = environment.get("SLURM_GPUS_ON_NODE") or environment.get(GPUS_VARIABLE) or "0"
-        allocated = int(number) if number.isdecimal() else 0
+        allocated = gpus_of_node(environment) or 0
         if not (gpus >= local_ranks or (gpus and allocated >= local_ranks)) and (
             device is Device.CUDA or (asked.is_job and allocated)
         ):

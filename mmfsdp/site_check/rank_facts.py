@@ -24,10 +24,10 @@ from ..run.error_kinds import reason_of
 from ..run.folder import make_inner_folder, read_json, touch, write_json
 from ..run.hang import Heartbeat
 from ..run.hub_cache import hub_weights
+from ..run.job_gpus import GPU_VARIABLES, JOB_VARIABLE
 from ..run.launchers.registry import launcher_in_run
 from ..run.local import available_cores
 from ..run.record import RunRecord
-from ..run.site import GPUS_VARIABLE
 from ..run.slurm_state import PREEMPTED_FILE, RESTART_COUNT
 from .places import RUN_FOLDER, hub_facts, places_of, probe
 
@@ -40,8 +40,8 @@ REQUEUE = "requeue"
 RESTARTED = "restarted"
 """File in it that a rank writes if Slurm has started the job again."""
 SHOWN_VARIABLES = (
-    "RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURMD_NODENAME", "SLURM_JOB_ID", "SLURM_GPUS_ON_NODE", "CUDA_VISIBLE_DEVICES",
-    "OMP_NUM_THREADS", GPUS_VARIABLE,
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURMD_NODENAME", JOB_VARIABLE, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS",
+    *GPU_VARIABLES,
 )  # fmt: skip
 """Environment variables that a rank writes down."""
 DONE = "done"

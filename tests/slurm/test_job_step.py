@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from mmfsdp import ParamError, launch
+from mmfsdp import ParamError, Run, launch
+from mmfsdp.run.record import Status
 from tests.slurm.conftest import light
 from tests.waiting import until
 
@@ -56,6 +57,60 @@ def test_runs_in_an_allocation_are_steps_that_end_alone(cluster, tmp_path):
     assert ends["stream"][0] == "CANCELLED" and after < before and jobs == ["RUNNING"], "the job goes on"
     assert ends["preemptible"] == ["COMPLETED", ""] and events == ["drill", "preempted", "requeued", "resumed"], events
     until(lambda: not [p for p in cluster.processes() if str(tmp_path) in " ".join(p.info["cmdline"] or ())])
+
+
+ASKED = {
+    "--gpus-per-node=2": 2,
+    "--gres=gpu:3": 3,
+    "--gpus=4": 4,
+    "--gpus-per-task=1": 2,
+    "--mem=0": 0,
+}
+COUNT = """
+import sys
+from mmfsdp import RunParams
+from mmfsdp.run.placement import trains_on
+print(trains_on(RunParams.from_yaml(sys.argv[1])))
+"""
+
+
+def test_the_gpus_of_an_allocation_are_known_whichever_way_it_asked_for_them(cluster, tmp_path):
+    changes = {"launch.executor": "srun", "launch.ranks": None, "launch.nodes": 1, "train.device": "cuda"}
+    light(tmp_path).change(**changes).to_yaml(tmp_path / "params.yaml")
+    for option, gpus in ASKED.items():
+        allocation = ("salloc", "--quiet", "--nodes=1", "--ntasks=2", option, "--time=5")
+        done = cluster.ask(*allocation, sys.executable, "-c", COUNT, str(tmp_path / "params.yaml"), timeout=240)
+        words = f"{gpus} GPUs in {gpus} ranks, as launch.ranks is unset" if gpus else "the CPU in 2 ranks"
+        assert done.stdout.startswith(f"trains on {words}"), f"{option}: {done.stdout}{done.stderr}"
+
+
+END = """
+import os, sys
+from mmfsdp import RunParams, launch
+from tests.waiting import until
+
+params = RunParams.from_yaml(sys.argv[1])
+for entry in ("stream", "preemptible"):
+    run = launch(params.change(**{"launch.name": entry}), entry=f"tests.launch_entries:{entry}")
+    until(lambda: run.state().step > 3, words=lambda: str(run.state()))
+print(os.environ["SLURM_JOB_ID"])
+"""
+
+
+def test_a_run_whose_allocation_ends_is_told_so_and_is_not_started_again(cluster, tmp_path):
+    light(tmp_path, **{"launch.executor": "srun", "launch.nodes": 1, "launch.ranks": 2}).to_yaml(
+        tmp_path / "params.yaml"
+    )
+    allocation = ("salloc", "--quiet", "--nodes=1", "--ntasks=2", "--time=5")
+    done = cluster.ask(*allocation, sys.executable, "-c", END, str(tmp_path / "params.yaml"), timeout=240)
+    assert done.stdout, done.stderr
+    words = f"the job {done.stdout.split()[-1]} that it was a step of has ended; resume continues it in another"
+    for entry in ("stream", "preemptible"):
+        run = Run(tmp_path / entry)
+        state = run.wait(240)
+        assert (state.status, state.reason) == (Status.FAILED, words), f"{entry}: {state}"
+        log = (run.path / "logs/supervisor.log").read_text()
+        assert log.count("srun starts ") == 1, log
 
 
 def test_a_step_outside_of_an_allocation_or_larger_than_it_is_refused(cluster, tmp_path, monkeypatch):

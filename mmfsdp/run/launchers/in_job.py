@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 
+from ..job_gpus import gpus_of_node
 from ..local import RUN_VARIABLE
 from ..record import RunRecord
-from ..site import GPUS_VARIABLE
 from ..snapshot import Snapshot
 from .launcher import Launcher, Place
-
-JOB_VARIABLE = "SLURM_JOB_ID"
 
 
 class InJob(Launcher):
@@ -27,14 +25,14 @@ class InJob(Launcher):
         """Set the threads by the job's CPUs here, and hide GPUs that are other jobs'."""
         cpus = int(os.environ.get("SLURM_CPUS_ON_NODE", "1")) // (place.num_tasks // place.num_nodes)
         os.environ["OMP_NUM_THREADS"] = str(record.threads or max(1, cpus))
-        if not {"SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", GPUS_VARIABLE} & os.environ.keys():
+        if gpus_of_node(os.environ) is None:
             # This job has no GPU: the node's GPUs are other jobs', unless the person says by hand which to use.
             os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
         os.environ[RUN_VARIABLE] = record.identity
 
     def allocated_gpus(self) -> int:
         """Return the GPUs of this node that the job has, by Slurm's variables or by launch.gpus_per_node."""
-        return int(os.environ.get("SLURM_GPUS_ON_NODE") or os.environ.get(GPUS_VARIABLE, "0"))
+        return gpus_of_node(os.environ) or 0
 
     def where(self, look: Snapshot, record: RunRecord) -> str:
         """Return the number of the job."""

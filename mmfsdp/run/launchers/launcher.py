@@ -35,6 +35,7 @@ from ..local import (
     stop_processes,
 )
 from ..local_state import local_state
+from ..reasons import Reason
 from ..record import RunRecord, RunState, rank_status, rank_statuses
 from ..snapshot import Snapshot
 
@@ -99,6 +100,13 @@ class StartedRanks(ABC):
 
     def end(self) -> None:  # noqa: B027 (those here end with the supervisor)
         """End the ranks that the supervisor does not reach, on all machines. Called also where all have ended."""
+
+    def ended_place(self) -> Reason:
+        """Return that what the ranks are in has ended, such as the job that they are a step of; else an empty reason.
+
+        Called where ranks have ended: they cannot be started again there.
+        """
+        return Reason()
 
     def waits_for(self) -> str:
         """Return for what the ranks wait before they start, such as a place in a queue; "" once they have started."""

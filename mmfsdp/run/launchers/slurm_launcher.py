@@ -19,13 +19,14 @@ from ...params import Device, LaunchParams, ParamError, RunParams
 from ...params.run import with_cluster
 from .. import site
 from ..ask_slurm import scancel
+from ..job_gpus import JOB_VARIABLE
 from ..local import signal_rank
 from ..reasons import NO_ANSWER, NO_SUCH_JOB, NOT_ITS_JOB, Reason
 from ..record import RunRecord, RunState, cancelled_state, rank_status, write_status
 from ..slurm_queue import current_state, expect_jobs, job_error
 from ..slurm_state import ENDED, RESTART_COUNT, job_number, slurm_state
 from ..snapshot import Snapshot
-from .in_job import JOB_VARIABLE, InJob
+from .in_job import InJob
 from .launcher import DEFAULT_LIMIT_MIN, StartedRanks
 
 KILL_AFTER_S = 2.0

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from submitit.core.utils import DelayedSubmission
@@ -23,16 +24,22 @@ from ...params.shell_words import expanded
 from ..address import HOST_VARIABLE, PORTS
 from ..ask_slurm import ask_slurm, scancel
 from ..hub_cache import is_offline
+from ..job_gpus import JOB_VARIABLE, gpus_of_allocation
 from ..local import processes_of
 from ..placement import with_ranks
 from ..rank import run_rank
-from ..record import RunRecord, RunState
+from ..reasons import ALLOCATION_ENDED, Reason
+from ..record import RunRecord, RunState, Status
 from ..site import job_environment, srun_options
 from ..slurm_log import failure_in_job
+from ..slurm_queue import current_state, find_job
+from ..slurm_state import ENDED
 from ..snapshot import Snapshot
-from .in_job import JOB_VARIABLE, InJob
+from .in_job import InJob
 from .launcher import Place, StartedRanks
 
+OVER = {*ENDED, "COMPLETING"}
+"""Slurm's states of a job in which none of its steps goes on."""
 END_TIMEOUT_S = 5.0
 """Seconds that srun may take to end after its step has."""
 
@@ -52,6 +59,27 @@ class Srun(InJob):
         """Raise ParamError if this process is in no job, in one with too few nodes, or without a variable it needs."""
         check_allocation(params)
         with_variables_of(with_cluster(params.launch))
+        check_allocated_gpus(params)
+
+    def notes(self, params: RunParams) -> list[str]:
+        """Return that nodes of the job stay idle, if some do."""
+        nodes, used = nodes_of_allocation(), params.launch.nodes
+        if used >= nodes:
+            return []
+        return [f"launch.nodes is {used}, and the job has {nodes} nodes: the others stay idle; set it to {nodes}"]
+
+    def why_no_gpu(self, gpus: int) -> str:
+        """Return that the job of this process has too few GPUs. gpus: as many as the step has."""
+        return f"the job that this process is in has {gpus} GPUs for the step"
+
+    def state(self, look: Snapshot, record: RunRecord) -> RunState:
+        """Return the state of the step; if its supervisor has ended with the job, this is told."""
+        state = super().state(look, record)
+        if state.status is not Status.LOST or look.job is None:
+            return state
+        job = find_job(look.job, user=look.folder.stat().st_uid)
+        is_over = job.answered and (job.state == "" or job.state in OVER)
+        return replace(state, why=ended_job(look.job)) if is_over else state
 
     def start(self, folder: Path, record: RunRecord, *, port: int) -> StartedRanks:
         """Start the ranks in the job that this process is in; they find a port on its first node."""
@@ -90,6 +118,11 @@ class JobStep(StartedRanks):
         """Return True if all ranks have ended."""
         return self.process.poll() is not None
 
+    def ended_place(self) -> Reason:
+        """Return that the job has ended, if Slurm says so."""
+        known = current_state(self.job_id)
+        return ended_job(self.job_id) if known == "" or known in OVER else Reason()
+
     def end(self) -> None:
         """Kill the ranks, on all nodes, and nothing else of the job."""
         rows = ask_slurm("squeue", "--steps", "--noheader", "--format=%i|%j", f"--jobs={self.job_id}").stdout
@@ -109,15 +142,35 @@ def check_allocation(params: RunParams) -> None:
         raise ParamError("launch.executor", f"{words}choose slurm to submit a job, or local")
     if not shutil.which("srun"):
         raise ParamError("launch.executor", "srun needs Slurm's command of that name, which is not on PATH here")
-    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+    nodes = nodes_of_allocation()
     if params.launch.nodes > nodes:
         words = f"{params.launch.nodes} are more than the {nodes} of the job that this process is in; lower it"
         raise ParamError("launch.nodes", words)
 
 
+def check_allocated_gpus(params: RunParams) -> None:
+    """Raise ParamError if a run wants a GPU for each rank, and the job of this process has fewer."""
+    params = with_ranks(params)
+    launch, device = with_cluster(params.launch), params.train.device
+    gpus = gpus_of_node(launch)
+    if device is Device.CUDA and gpus < launch.ranks_per_node:
+        words = f"{device} needs a GPU for each of {launch.ranks_per_node} ranks on a node, and the job here has {gpus}"
+        raise ParamError("train.device", f"{words}; lower launch.ranks, or set train.device to cpu")
+
+
+def nodes_of_allocation() -> int:
+    """Return the nodes of the job that this process is in."""
+    return int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+
+
+def ended_job(number: str) -> Reason:
+    """Return that the job of a step has ended."""
+    return Reason(f"the job {number} that it was a step of has ended", ALLOCATION_ENDED)
+
+
 def gpus_of_node(launch: LaunchParams) -> int:
-    """Return the GPUs of a node that a step asks for, or else that its job has here."""
-    return int(os.environ.get("SLURM_GPUS_ON_NODE", "0")) if launch.gpu_count is None else launch.gpu_count
+    """Return the GPUs of a node that a step asks for, or else that its job has on each node."""
+    return gpus_of_allocation() if launch.gpu_count is None else launch.gpu_count
 
 
 def step_command(params: RunParams, *, job: str, name: str, logs: Path) -> list[str]:
