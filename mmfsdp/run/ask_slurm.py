@@ -54,7 +54,7 @@ class Answer:
 
     @property
     def reason(self) -> Reason:
-        """Why it is no yes, in the command's last words, with a kind; empty for a yes."""
+        """Reason why it is no yes, in the command's last words, with a kind; empty for a yes."""
         if self.yes:
             return Reason()
         lines = self.stderr.strip().splitlines() or [f"it ended with exit code {self.returncode}"]

@@ -39,9 +39,9 @@ class Job:
     script: str = ""
     """Its batch script; empty if unknown."""
     asked: float = field(default=0.0, kw_only=True)
-    """When Slurm was asked for this answer, in unix seconds; 0 if there is none yet."""
+    """Time when Slurm was asked for this answer, in unix seconds; 0 if there is none yet."""
     note: str = field(default="", kw_only=True)
-    """That Slurm has not answered for long, or what it says in place of an answer."""
+    """Note that Slurm has not answered for long, or what it says in place of an answer."""
 
     @property
     def answered(self) -> bool:
@@ -61,7 +61,7 @@ class Queue:
         self.asked_for: set[str] = set()
         """Those that the last question was about."""
         self.began = self.answered = 0.0
-        """When the last question was asked, and the last that was answered, in unix seconds."""
+        """Times when the last question was asked, and the last that was answered, in unix seconds."""
         self.error = ""
         self._asks = threading.Condition()
         self._thread: threading.Thread | None = None
