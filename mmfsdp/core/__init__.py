@@ -23,13 +23,15 @@ The plan
 - unit_rules: the bytes of a unit.
 - units: groups to units, with policy, dtypes and all-gathers.
 - planner: `trace_and_group`, then `plan_units` for one policy.
-- optimizer_states: an optimizer by its name, and what it keeps for each byte that trains.
+- optimizer_states: an optimizer by its name, what it keeps for each byte that trains, and whether it needs whole matrices.
+- several_optimizers: optimizers of different parameters as one.
 
 The wrapped model
 
 - guards: stop where a model is no longer as its plan says.
 - weights: rank 0's, copied to every rank, which wrapping then shards.
 - inference: evaluations and `generate` between steps.
+- even_batches: ranks with different numbers of batches to evaluate.
 - fsdp2: one call of `fully_shard` for each unit.
 - wrap: a plan applied.
 

@@ -25,6 +25,7 @@ from .guards import hooks_after_wrapping, list_all, model_changed
 from .micro_batch import StepBatch, as_batches, check_loss, label_tokens, lint_loss, logits_of, loss_of
 from .model_record import plan_of, record_of
 from .names import plain_name, unwrapped
+from .optimizer_states import CLOSURE, needs_closure
 from .reshard import drop_failed_step, reshard
 from .same_parts import UsedParts, watch_parts
 from .token_loss import sums_of_heads
@@ -136,9 +137,14 @@ def check_step(model: nn.Module, optimizer: Optimizer, scaler: LossScale | None)
     A forward without a backward is resharded. The gradients of a step, or of a backward, that an error has stopped are
     dropped.
 
-    ParamError if the optimizer lacks a trainable parameter, or has a frozen one of a planned model, or if a parameter
-    has a gradient already; ValueError for fp16 without a scaler.
+    ParamError if the optimizer needs a closure, lacks a trainable parameter, or has a frozen one of a planned model, or
+    if a parameter has a gradient already; ValueError for fp16 without a scaler.
     """
+    if isinstance(optimizer, (list, tuple)):
+        fix = "join them once, before the loop: SeveralOptimizers(*optimizers), from mmfsdp.core.several_optimizers"
+        raise ParamError("optimizer", f"is a {type(optimizer).__name__} of {len(optimizer)}; {fix}")
+    if needs_closure(type(optimizer)):
+        raise ParamError("optimizer", f"{type(optimizer).__name__} {CLOSURE}")
     if scaler is None and computes_in_fp16(model):
         raise ValueError("scaler: None, and gradients in fp16 underflow without one; give it build_scaler(model)")
     drop_failed_step(model)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
 from .base import did_you_mean
-from .enums import Choice
+from .enums import Choice, Schedule
 from .own import EXAMPLE, OwnCode, check_own
 
 
@@ -23,17 +24,25 @@ class OptimizerKind(Choice):
         "mmfsdp.train.optimizer:adamw",
         2.0,
     )
+    MUON = (
+        "muon",
+        "Muon for matrices (Jordan 2024; Liu et al. 2025), which keeps one moment; adamw for embeddings and all else.",
+        "mmfsdp.train.muon:muon",
+        2.0,  # of adamw, the most that it keeps for a parameter
+    )
 
 
-def check_optimizer(value: Any) -> Any:
-    """Return the value if it is a name of an optimizer or an import path. Raises ValueError."""
+def check_name_or_own(names: type[Choice], value: Any) -> Any:
+    """Return the value if it is one of these names or an import path. Raises ValueError."""
     if isinstance(value, dict) or (isinstance(value, str) and ":" in value):
         return check_own(value)
-    names = [str(name) for name in OptimizerKind]
-    if value in names:
+    known = [str(name) for name in names]
+    if value in known:
         return value
-    raise ValueError(f"{value!r} is not allowed{did_you_mean(str(value), names)}; or give your own: {EXAMPLE}")
+    raise ValueError(f"{value!r} is not allowed{did_you_mean(str(value), known)}; or give your own: {EXAMPLE}")
 
 
-Optimizer = Annotated[OptimizerKind | OwnCode, BeforeValidator(check_optimizer)]
+Optimizer = Annotated[OptimizerKind | OwnCode, BeforeValidator(partial(check_name_or_own, OptimizerKind))]
 """Type of a field that names an optimizer: one of ours, or a person's own."""
+LearningRateSchedule = Annotated[Schedule | OwnCode, BeforeValidator(partial(check_name_or_own, Schedule))]
+"""Type of a field that names a schedule: one of ours, or a person's own."""

@@ -9,7 +9,7 @@ from typing_extensions import Self
 
 from .base import ParamError, Params
 from .enums import Device, Schedule, StartAdapters, TrackerKind
-from .optimizers import Optimizer, OptimizerKind
+from .optimizers import LearningRateSchedule, Optimizer, OptimizerKind
 from .own import OwnCodes, path_of
 
 HELD_OUT_LOSS = "heldout_loss"
@@ -29,8 +29,9 @@ class TrainParams(Params):
     """Micro-steps whose gradients are added up before one optimizer step; a count. Default 1."""
 
     optimizer: Optimizer = OptimizerKind.ADAMW
-    """The optimizer: adamw; or your own, by the import path of a class or function that is called with groups of
-    parameters and lr, and returns a torch.optim.Optimizer: {call: torch.optim:SGD, momentum: 0.9}. Default adamw."""
+    """The optimizer: adamw; muon (for matrices, with adamw for the rest); or your own, by the import path of a class or
+    function that is called with groups of parameters and lr, and returns a torch.optim.Optimizer: {call:
+    torch.optim:SGD, momentum: 0.9}. Default adamw."""
 
     lr: float = Field(1e-4, gt=0)
     """Peak learning rate of the optimizer, per step. Default 1e-4."""
@@ -43,8 +44,9 @@ class TrainParams(Params):
     warmup_steps: int = Field(10, ge=0)
     """Steps over which the learning rate rises from 0; a count. Default 10."""
 
-    schedule: Schedule = Schedule.COSINE
-    """Learning rate after the warm-up: constant, linear (to 0), cosine (to 0). Default cosine."""
+    schedule: LearningRateSchedule = Schedule.COSINE
+    """Learning rate after the warm-up: constant, linear (to 0), cosine (to 0); or your own, by the import path of a
+    function factor(done, steps) that returns the factor of lr after `done` of `steps` steps. Default cosine."""
 
     weight_decay: float = Field(0.01, ge=0)
     """The optimizer's decay of matrices; norms, biases, gates and embeddings have none. Default 0.01."""

@@ -175,9 +175,7 @@ def caption_held_out(folder: Path, *, best: bool = False, beat: Callable[[str], 
     is right; captions: picture file, truth, caption and split of the first few; no_captions: why there are none.
     """
     start = time.time()
-    check_no_replay(folder, "captioned or exported")  # which has no checkpoint to look for
-    average = has_average(chosen_checkpoint(folder, best=best))
-    params, model, processor = load_run(folder, best=best, ema=average, beat=beat)
+    params, model, processor = load_run(folder, best=best, ema=None, beat=beat)
     result: dict[str, Any] = read_json(folder / "result.json") or {}
     unusable: dict[str, str] = {}
     reason = why_no_captions(model, processor)
@@ -284,15 +282,15 @@ def load_run(
     *,
     quantized: bool = True,
     best: bool = False,
-    ema: bool = False,
+    ema: bool | None = False,
     beat: Callable[[str], object] = str,
 ) -> tuple[RunParams, Any, SampleProcessor]:
     """Load the model of a run with its newest complete checkpoint into this process, ready to caption.
 
     quantized: with frozen matrices in codes where the run had them so; otherwise all as they were before. best: with
     the checkpoint that `train.keep_best` kept, and the moving average of its weights if it has one, since that has the
-    score. ema: with the average. beat: called with what comes next, such as a tensor. Raises ParamError
-    where the run has no such checkpoint or average, or other frozen weights than it was trained with.
+    score. ema: with the average; None if the checkpoint has one. beat: called with what comes next, such as a tensor.
+    Raises ParamError where the run has no such checkpoint or average, or other frozen weights than it was trained with.
     """
     beat("the model")
     check_no_replay(folder, "captioned or exported")
@@ -311,7 +309,7 @@ def load_run(
     checksums = checkpoint.frozen_checksums(model, beat)
     beat("the checkpoint")
     checkpoint.check_frozen(checksums, checkpoint.load(model, chosen))
-    if ema or (best and has_average(chosen)):
+    if ema or ((best or ema is None) and has_average(chosen)):
         checkpoint.load_average(model, chosen)
     return params, model.eval(), processor
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -10,9 +11,11 @@ from torch import nn
 
 from ..core.plan import Param, WrapPlan
 from ..models.kinds import kind_of
-from ..params import ParamError, RunParams, TrainParams
+from ..params import ParamError, RunParams, Schedule, TrainParams
 from ..params.numbers import count
+from ..params.own import OwnCode, OwnCodeError, call_own, path_of
 
+SCHEDULE = "train.schedule"
 OTHERS = "all others"
 
 
@@ -36,6 +39,29 @@ def pattern_of(names: Sequence[str], patterns: Sequence[str]) -> str:
         if any(fnmatchcase(name, pattern) for name in names):
             return pattern
     return ""
+
+
+def schedule_factor(choice: Schedule | OwnCode, done: int, steps: int) -> float:
+    """Return the factor of the peak learning rate after `done` of `steps` steps since the warm-up.
+
+    Raises OwnCodeError for a person's own that fails, or that returns no finite number from 0.
+    """
+    if isinstance(choice, Schedule):
+        return choice.factor(done, steps)
+    factor = call_own(SCHEDULE, choice, done, steps)
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 <= factor < math.inf:
+        words = f"{path_of(choice)} returned {factor!r} for ({done}, {steps}); return the factor of train.lr, a finite "
+        raise OwnCodeError(SCHEDULE, f"{words}number from 0")
+    return float(factor)
+
+
+def try_schedule(train: TrainParams) -> list[float]:
+    """Return the factors of the first step after the warm-up, of one in the middle, and of the last.
+
+    Raises OwnCodeError as `schedule_factor`.
+    """
+    steps = train.steps - train.warmup_steps
+    return [schedule_factor(train.schedule, done, steps) for done in (0, steps // 2, max(0, steps - 1))]
 
 
 def spell_out_rates(model: nn.Module, params: RunParams) -> TrainParams:

@@ -16,7 +16,7 @@ from ..core.reshard import reshard
 from ..core.step import computes_in_fp16, local_part
 from ..core.units import decays
 from ..params import TrainParams
-from .learning_rates import pattern_of
+from .learning_rates import pattern_of, schedule_factor
 
 
 def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[Optimizer, LambdaLR]:
@@ -27,15 +27,16 @@ def build_optimizer(model: nn.Module, params: TrainParams) -> tuple[Optimizer, L
     transformers must be spelled out (learning_rates.py).
     """
     reshard(model)  # after a forward without a backward, parameters may still be unsharded
-    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    groups: dict[tuple[float, float, bool], dict[str, Any]] = {}
     for names, p in named_tensors(model):
         if p.requires_grad:
-            weight_decay = params.weight_decay if has_decay(model, names, p) else 0.0
+            is_matrix = has_decay(model, names, p)
+            weight_decay = params.weight_decay if is_matrix else 0.0
             pattern = pattern_of(all_names(model, names), list(params.lr_for))
-            # An optimizer takes one group for each weight decay and learning rate.
+            # An optimizer takes one group for each weight decay and learning rate; Muon takes matrices only.
             lr = params.lr_for.get(pattern, params.lr)
-            group = {"params": [], "weight_decay": weight_decay, "lr": lr}
-            groups.setdefault((weight_decay, lr), group)["params"].append(p)
+            group = {"params": [], "weight_decay": weight_decay, "lr": lr, "matrices": is_matrix}
+            groups.setdefault((weight_decay, lr, is_matrix), group)["params"].append(p)
     ordered = sorted(groups.values(), key=lambda group: group["lr"] != params.lr)  # a step tells the first one's
     optimizer = optimizer_of(params.optimizer, ordered, lr=params.lr)
     return optimizer, LambdaLR(optimizer, lambda step: lr_factor(step, params))
@@ -81,7 +82,7 @@ def lr_factor(step: int, params: TrainParams) -> float:
     """Return the factor of the peak learning rate at a step, counted from 0: linear warm-up, then the schedule."""
     if step < params.warmup_steps:
         return (step + 1) / params.warmup_steps
-    return params.schedule.factor(step - params.warmup_steps, params.steps - params.warmup_steps)
+    return schedule_factor(params.schedule, step - params.warmup_steps, params.steps - params.warmup_steps)
 
 
 class Scaler:

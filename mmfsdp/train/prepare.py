@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from ..core.optimizer_states import check_shards
 from ..core.plan import WrapPlan
 from ..core.quantize import quantized_copy
 from ..data import open_sources
@@ -41,7 +42,7 @@ from ..run.site import settled
 from ..run.start import check_place
 from .data_batch import data_batch
 from .handed_plan import model_digest, sealed, shapes_of
-from .learning_rates import rates_line, spell_out_rates
+from .learning_rates import rates_line, spell_out_rates, try_schedule
 from .metrics import try_metrics
 from .moving_average import check_average
 from .own_callbacks import check_callbacks
@@ -90,6 +91,7 @@ def prepare(params: RunParams, *, activations: bool = False) -> Prepared:
     params = settled(params)
     check_place(params)
     check_callbacks(params)
+    try_schedule(params.train)
     sources = opened(params)
     stages = previews(params, sources)
     plan, cost = next(stages)
@@ -273,6 +275,7 @@ def plan_run(
     plan = make_plan(model, fsdp, world_size=ranks, example=example, train=train, recordings=recordings)
     kind.check_plan(model, plan)
     rates_line(plan, spell_out_rates(model, params))  # or a mistake in them
+    check_shards(train.optimizer, plan)
     if params.train.ema is not None:
         check_average(plan)
     return plan

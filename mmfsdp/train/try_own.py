@@ -12,6 +12,7 @@ from ..params import RunParams
 from ..params.own import check_call, own_fields, path_of
 from ..run.launchers.registry import FIELD as LAUNCHER
 from ..run.launchers.registry import launcher_for
+from .learning_rates import SCHEDULE, try_schedule
 from .metrics import METRICS
 from .own_callbacks import FIELD as CALLBACKS
 from .own_callbacks import check_callbacks
@@ -41,6 +42,9 @@ def try_own(params: RunParams, name: str) -> list[str]:
     if name == LAUNCHER:
         used = ", ".join(f"launch.{field}" for field in launcher_for(params).fields)
         return [f"{path_of(params.launch.executor)} is a launcher; it uses {used or 'no further field of launch'}"]
+    if name == SCHEDULE:
+        factors = ", ".join(f"{factor:.3g}" for factor in try_schedule(params.train))
+        return [f"{path_of(params.train.schedule)}: factors {factors} at the begin, in the middle and in the last step"]
     lines = []
     for field, value in own_fields(params):
         if field == name == METRICS:

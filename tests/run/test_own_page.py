@@ -39,7 +39,8 @@ def params(tmp_path, monkeypatch):
     changes = {"data.source": "own", "data.path": None, "data.reader": own["data"]["reader"]}
     changes |= {f"train.{name}": value for name, value in own["train"].items()}
     changes |= {"train.metrics": "my_score:score", "train.keep_best": "right", "train.eval_every": 2}
-    changes["train.callbacks"] += [{"call": "my_watch:Watch", "name": "perceiver.latents", "most": 1e-6}]
+    changes["train.callbacks"] += [{"call": "my_watch:Watch", "name": "perceiver.latents", "most": 0.0}]
+    changes |= {"train.optimizer": "my_optimizer:build", "train.schedule": "my_optimizer:factor"}
     yield tiny_run(tmp_path, **changes, **{"launch.ranks": 1, "train.steps": 6, "train.warmup_steps": 1})
     for name in modules:
         sys.modules.pop(name, None)
@@ -63,7 +64,7 @@ def test_the_page_on_own_code_is_true(params, tmp_path):
     assert len(rows) == 3, "it asks for the end after the second step"
     begin = "COMPLETED, step 3 of 6: stopped by my_watch:Watch: the norm of perceiver.latents is "
     assert str(state).startswith(begin) and " in step 2, and was " in str(state)
-    modules = {"my_data.py", "my_log.py", "my_score.py", "my_watch.py"}
+    modules = {"my_data.py", "my_log.py", "my_optimizer.py", "my_score.py", "my_watch.py"}
     assert {path.name for path in (run.path / "code").iterdir()} == modules
     scores = [row["scores"] for row in run.metrics() if "scores" in row]
     assert [list(each) for each in scores] == [["right"]] * 2, "of step 2, and of the last one"
