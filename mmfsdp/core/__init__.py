@@ -23,7 +23,7 @@ The plan
 - unit_rules: the bytes of a unit.
 - units: groups to units, with policy, dtypes and all-gathers.
 - planner: `trace_and_group`, then `plan_units` for one policy.
-- optimizer_states: an optimizer by its name, what it keeps for each byte that trains, and whether it needs whole matrices.
+- optimizer_states: an optimizer by its name, what it keeps for each byte that trains; does it need whole matrices?
 - several_optimizers: optimizers of different parameters as one.
 
 The wrapped model

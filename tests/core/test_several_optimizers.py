@@ -72,7 +72,7 @@ class WithUnused(nn.Module):
 
 
 def words_of_mistakes() -> list[str]:
-    """Return what is said of flat shards, of a list, of LBFGS, of a part that DDP waits for, and uneven batches."""
+    """Return what is said of flat shards, a list, LBFGS, a part that DDP waits for, and uneven batches."""
     rank = dist.get_rank()
     flat = wrap_fsdp(llama(FROZEN), FSDPParams(backend="FSDP1"), example=inputs_of(0))
     matrices = [p for name, p in flat.named_parameters() if p.requires_grad and "mlp" in name]
