@@ -20,6 +20,7 @@ from ..run.launch import launch as start_run
 from ..run.launchers.registry import check_no_replay, launcher_for
 from ..run.placement import trains_on, with_ranks
 from ..run.progress import part_of
+from ..run.record import Status
 from ..run.snapshot import Snapshot
 from ..run.start import free_name, runs_folder
 from ..run.state import SWEEP_FILE, ask_ahead, find_runs, run_state, runs_table
@@ -33,6 +34,8 @@ from .planning import CHECKING, prepare_run, run_folder, say, show_finding
 
 ANSWER_TIMEOUT_S = 60.0
 """Seconds that a command waits for Slurm before it ends."""
+LAST_LINES = 20
+"""Lines of the traceback, or of the log, of a run that has failed."""
 ASKING = f"waiting for Slurm's answer, at most {ANSWER_TIMEOUT_S:.0f} s"
 
 
@@ -281,6 +284,8 @@ def status(values: Namespace) -> int:
     if part is not None:
         show(f"{part.part}: {part.words}", Progress(asked.path).line(state, look))
     show(*(f"trouble: {trouble}" for trouble in found))
+    if state.status is Status.FAILED and state.traceback.strip():
+        show(*state.traceback.rstrip().splitlines()[-LAST_LINES:])
     return int(state.done and not state.ok)
 
 

@@ -165,11 +165,16 @@ def machine_of(name: str, figures: Mapping[str, float] | None = None) -> Machine
     """Return one of MACHINES, some of its figures replaced. Raises ParamError for other names."""
     if name not in MACHINES:
         raise ParamError("machine", f"{name!r} is not one of {', '.join(MACHINES)}; or give a Machine")
+    check_figures(figures or {})
+    return replace(MACHINES[name], **dict(figures or {}))  # type: ignore[arg-type]
+
+
+def check_figures(figures: Mapping[str, float]) -> None:
+    """Raise ParamError for a key that is not a figure of a machine."""
     known = [f.name for f in fields(Machine) if f.name != "name"]
-    for key in figures or {}:
+    for key in figures:
         if key not in known:
             raise ParamError("machine", f"{key!r} is not one of its figures, {', '.join(known)}")
-    return replace(MACHINES[name], **dict(figures or {}))  # type: ignore[arg-type]
 
 
 def machine_of_run(name: str, params: RunParams) -> Machine:

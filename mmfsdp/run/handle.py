@@ -115,7 +115,12 @@ class Run:
         is_unknown = self.record is None and job_number(self.path) and not read_status(self.path).done
         if state.done and not is_unknown:
             return state
-        touch(self.path / "cancel")
+        try:
+            touch(self.path / "cancel")
+        except PermissionError:
+            owner = self.path.stat().st_uid
+            words = f"{self.path} is the run of another user ({owner}), who alone can cancel it: Permission denied"
+            raise PermissionError(words) from None
         record = self.record
         launcher = launcher_of(self.path, record) if record else launcher_named(self.params.launch.executor)
         waits_for, state = launcher.stop(self.path, self.state, end), self.state()

@@ -109,8 +109,8 @@ _NOT_INHERITED = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_")
 _OF_A_RUN = {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
 _OF_A_CHOICE = {"CUDA_VISIBLE_DEVICES", HOST_VARIABLE, GPUS_VARIABLE}
 _BREAKING = {
-    "ARRAY_INX", "CLUSTERS", "ERROR", "EXPORT", "GRES", "JOB_NAME", "NO_REQUEUE", "OPEN_MODE", "OUTPUT", "REQUEUE",
-    "SIGNAL", "WAIT",
+    "ARRAY_INX", "CLUSTERS", "ERROR", "EXPORT", "GRES", "JOB_NAME", "NO_KILL", "NO_REQUEUE", "OPEN_MODE", "OUTPUT",
+    "REQUEUE", "SIGNAL", "WAIT",
 }  # fmt: skip
 """Variables SBATCH_... that would break the launch. Those that ask for GPUs would ask for other ones than it does."""
 _OPTIONS = {"timelimit": ("time",), "mem-per-node": ("mem",), "mem-per-cpu": ("mem",), "mem-per-gpu": ("mem",)}
@@ -250,6 +250,11 @@ def notes(params: RunParams) -> list[str]:
     if name and (hidden := hidden_profiles(name)):
         others = " and ".join(map(str, hidden))
         found.append(f"launch.cluster {name}: {profile_path(name)} is read, and not {others}")
+    if name and (owner := profile_path(name).stat().st_uid) not in (0, os.getuid()):
+        words = (
+            f"launch.cluster {name}: {profile_path(name)} belongs to the user {owner}, and your job runs its setup and "
+        )
+        found.append(f"{words}python; read it first, or take a copy of your own")
     gpus = launch.gpu_count or 0
     idle = gpus - launch.ranks_per_node
     if idle > 0 and params.train.device is not Device.CPU:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from .reasons import ADVICE, BATCH_SCRIPT, NO_LOG, NO_PYTHON, NOT_STARTED
+from .reasons import ADVICE, BATCH_SCRIPT, JOB_MEMORY, LOST_PEER, NO_LOG, NO_PYTHON, NOT_STARTED
 from .record import RunState, Status, because, failed_first, first_failure
 from .silent_ranks import death_words
 from .slow_start import field_of_line
@@ -31,9 +31,19 @@ def lost_node(log: str) -> bool:
     return "srun: error: Node failure on " in log
 
 
-_NO_PYTHON = re.compile("No module named|not found")
+_NO_PYTHON = re.compile(r"No module named|not found|execve\(\)")
 """Words of Python, or of a shell, where the ranks' Python or this package is not there."""
 _TASK_ERROR = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", re.MULTILINE)
+_OUT_OF_MEMORY = re.compile(r"Out Of Memory|oom.kill event|oom_kill", re.IGNORECASE)
+"""Words of srun and of slurmstepd where the kernel has ended a rank that needed more than the job's memory."""
+_CAUSE = re.compile(
+    r"^(?:slurmstepd(?:-\S+)?|srun): error: (?!task|\S+: tasks? |\*\*\*)(.+)$"
+    r"|^(?:pyxis: .*|error: pyxis: .*)$|^Lmod has detected the following error: *(.+)$",
+    re.MULTILINE,
+)
+"""Lines in which Slurm, a plugin of it or Lmod says what is wrong; not those of srun on ranks."""
+_TOLD_ERROR = re.compile(r"\[ERROR\] *(.+)$", re.MULTILINE)
+"""The line of a log that a plugin prints, such as enroot's `[ERROR] URL ... returned error code: 401 Unauthorized`."""
 _BY_SRUN = re.compile("Killed|Terminated|Exited with")
 """The end of ranks that srun ends because another one has failed; and that one may have ended so, too."""
 
@@ -81,7 +91,34 @@ def failure_in_job(look: Snapshot, log: str) -> RunState | None:
         if any(statuses[rank].get("state") == "failed" for rank in error.ranks if rank < len(statuses)):
             break  # it has reported why
         return failed_first(_silent_death(look, error), reported)
-    return reported
+    return _left_without_report(look, errors, reported) or reported
+
+
+def _left_without_report(look: Snapshot, errors: list[TaskError], reported: RunState | None) -> RunState | None:
+    """Return the state of the rank that ended with exit code 0 and no report, where another one lost its connection.
+
+    srun tells of no rank that ends with 0, and of each that it ends itself. None where no rank has ended so.
+    """
+    if reported is None or reported.why.kind != LOST_PEER or look.exit_code is None:
+        return None
+    told = {rank for error in errors for rank in error.ranks}
+    silent = [rank for rank, report in enumerate(look.reports) if report.get("state") == "running" and rank not in told]
+    if len(silent) != 1:
+        return None
+    cause = f"rank {silent[0]} ended with exit code 0 and without a report, as by os._exit(0)"
+    last_words = look.log(silent[0], size=LAST_WORDS_BYTES)
+    return failed_first(because(Status.FAILED, cause, rank=silent[0], traceback=last_words), reported)
+
+
+def cause_in_log(log: str) -> str:
+    """Return the first error that Slurm or Lmod has printed, or the one that a plugin tells; "" if there is none."""
+    found = _CAUSE.search(log)
+    if found is None:
+        return ""
+    line = next((words for words in found.groups() if words), found[0])
+    if told := _TOLD_ERROR.search(log):
+        line = told[1]
+    return line.strip()[:300]
 
 
 def _silent_death(look: Snapshot, error: TaskError) -> RunState:
@@ -89,12 +126,15 @@ def _silent_death(look: Snapshot, error: TaskError) -> RunState:
     rank, words, kind = error.ranks[0], error.error, ""
     last_words = look.log(rank, size=LAST_WORDS_BYTES)
     if rank < len(look.reports) and not look.reports[rank]:
-        own_words = _own_words(last_words)
+        cause = cause_in_log(look.log(0, size=JOB_LOG_BYTES))
+        own_words = f": {cause}" if cause else _own_words(last_words)
         kind = NO_PYTHON if _NO_PYTHON.search(own_words) else NOT_STARTED
         words += f" before it started{own_words}"
     else:
         death, kind = death_words(look, rank)
         words += f", it {death}" if death else ""
+        if not kind and _OUT_OF_MEMORY.search(f"{error.error}\n{look.log(0, size=JOB_LOG_BYTES)}"):
+            words, kind = f"{words}: out of memory", JOB_MEMORY
     cause = f"rank {rank} on {error.node}: {words}"
     return because(Status.FAILED, cause, kind=kind, rank=rank, traceback=last_words)
 
@@ -105,6 +145,8 @@ def failure_without_rank(look: Snapshot, reason: str) -> RunState:
     lines = log.strip().splitlines()
     if lines:
         words, kind, fix = lines[-1][:500], "", ""
+        if cause := cause_in_log(log):
+            words += f": {cause}"
         if field := field_of_line(look):
             kind, fix = BATCH_SCRIPT, ADVICE[BATCH_SCRIPT].fix.format(field=field)
         elif not any(look.reports) and _NO_PYTHON.search(words):  # no rank has come to a person's own code

@@ -21,11 +21,21 @@ from mmfsdp.run.folder import touch, write_json
 from mmfsdp.run.job_array import largest_array
 from mmfsdp.run.launchers.srun_launcher import with_variables_of
 from mmfsdp.run.never_starts import refused_field, why_never
-from mmfsdp.run.reasons import ADVICE, BUDGET, NO_ANSWER, REQUEUED_HELD, RESERVATION_GONE
+from mmfsdp.run.reasons import (
+    ADVICE,
+    BUDGET,
+    LOST_PEER,
+    NO_ANSWER,
+    NO_PYTHON,
+    NOT_STARTED,
+    REQUEUED_HELD,
+    RESERVATION_GONE,
+)
 from mmfsdp.run.record import Status
 from mmfsdp.run.site import job_environment, minutes, notes, with_defaults
+from mmfsdp.run.slow_start import SCRIPT_FILE
 from mmfsdp.run.slurm import _after_ranks, option_names, sbatch_text, slurm_executor
-from mmfsdp.run.slurm_log import failure_in_job, since_last_start
+from mmfsdp.run.slurm_log import failure_in_job, failure_without_rank, since_last_start
 from mmfsdp.run.slurm_state import PREEMPTED_FILE
 from mmfsdp.run.snapshot import Snapshot
 from mmfsdp.run.start import make_folder, start_in
@@ -118,7 +128,8 @@ def test_what_a_profile_says_of_names_srun_and_time_is_in_the_batch_file(tmp_pat
 
 def test_a_persons_own_defaults_of_sbatch_stand_but_for_those_that_would_break_the_launch(monkeypatch):
     breaking = (
-        "ARRAY_INX OUTPUT ERROR EXPORT WAIT OPEN_MODE JOB_NAME SIGNAL GRES GPUS GPUS_PER_NODE CLUSTERS NO_REQUEUE"
+        "ARRAY_INX OUTPUT ERROR EXPORT WAIT OPEN_MODE JOB_NAME SIGNAL GRES GPUS GPUS_PER_NODE CLUSTERS NO_REQUEUE "
+        "NO_KILL"
     )
     kept = {"SBATCH_ACCOUNT": "lab", "SBATCH_RESERVATION": "course", "SBATCH_EXCLUSIVE": "user", "SLURM_CONF": "/x"}
     field = {
@@ -403,6 +414,12 @@ JOBS_THAT_FAILED = {
         SRUN.format(2, " 2", "Exited with exit code 1") + SRUN.format(1, "s 0-1,3", "Killed"),
         "rank 2: ValueError: no",
     ),
+    "out of memory": (
+        [LOST, RUNS, RUNS, RUNS],
+        SRUN.format(1, " 1", "Out Of Memory") + SRUN.format(1, " 0", "Exited with exit code 1"),
+        "rank 1 on n1: Out Of Memory: out of memory; raise launch.mem; "
+        "then rank 0: RuntimeError: Connection closed by peer",
+    ),
     "a rank never started": ([RUNS, {}], CRASH, "rank 1 on n1: Segmentation fault before it started"),
     "no rank failed": ([RUNS], "", None),
 }
@@ -415,6 +432,62 @@ def test_the_first_rank_that_failed_is_blamed_and_not_those_that_srun_ended(name
     look.reports = statuses
     state = failure_in_job(look, log)
     assert (state and state.reason) == reason
+
+
+BEFORE = "rank 0 on n1: Exited with exit code 1 before it started"
+LOGS = {
+    "slurmstepd: error: execve(): /venv/bin/python: No such file or directory\n": (
+        f"{BEFORE}: execve(): /venv/bin/python: No such file or directory",
+        NO_PYTHON,
+    ),
+    "pyxis: importing docker image: x\n"
+    "slurmstepd: error: pyxis: child 77 failed with error code: 1\n"
+    "slurmstepd: error: pyxis:     [ERROR] URL https://x/y returned error code: 401 Unauthorized\n"
+    "slurmstepd: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1\n": (
+        f"{BEFORE}: URL https://x/y returned error code: 401 Unauthorized",
+        NOT_STARTED,
+    ),
+}
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_the_cause_is_the_first_line_with_an_error(log, tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/7_0_log.out").write_text(log)
+    look = Snapshot(tmp_path)
+    look.reports = [{}]
+    state = failure_in_job(look, log + SRUN.format(1, " 0", "Exited with exit code 1"))
+    assert (state.why.text, state.why.kind) == LOGS[log]
+
+
+def test_the_words_of_lmod_are_told(tmp_path):
+    (tmp_path / "logs").mkdir()
+    words = 'Lmod has detected the following error:  The following module(s) are unknown: "cuda/99"\n\nPlease check\n'
+    (tmp_path / "logs/7_0_log.out").write_text(f"{words}launch.modules: module load cuda/99 failed with exit code 1\n")
+    (tmp_path / "logs" / SCRIPT_FILE).write_text("launch.modules: module load cuda/99\n")
+    state = failure_without_rank(Snapshot(tmp_path), "")
+    assert state.why.text == (
+        'launch.modules: module load cuda/99 failed with exit code 1: The following module(s) are unknown: "cuda/99"'
+    )
+    assert state.why.fix.startswith("correct launch.modules")
+
+
+def test_a_rank_that_left_with_0_is_blamed_for_what_the_others_lost(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/ranks.end").write_text("1\n")
+    look = Snapshot(tmp_path)
+    look.reports = [LOST | {"kind": LOST_PEER}, RUNS, RUNS]
+    state = failure_in_job(look, SRUN.format(1, " 0", "Exited with exit code 1") + SRUN.format(2, " 2", "Killed"))
+    assert state.rank == 1 and state.why.text.startswith("rank 1 ended with exit code 0 and without a report"), state
+
+
+def test_a_job_that_was_held_is_not_said_to_be_cancelled_by_its_reason(fake_slurm, tmp_path):
+    """squeue says why a job waited, and not who has cancelled it."""
+    folder = submitted(tmp_path, job="77")
+    queue.queue_of(os.getuid()).jobs["77"] = queue.Job("CANCELLED", "JobHeldUser", asked=time.time())
+    queue.queue_of(os.getuid()).began = queue.queue_of(os.getuid()).answered = time.time()
+    state = run_state(folder)
+    assert state.status is Status.CANCELLED and "JobHeldUser" not in state.reason, state
 
 
 def test_what_srun_printed_before_the_job_was_started_again_is_not_of_its_end(tmp_path):

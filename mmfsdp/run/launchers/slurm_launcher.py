@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 
 from ...params import Device, LaunchParams, ParamError, RunParams
-from ...params.run import with_cluster
+from ...params.run import read_cluster, with_cluster
+from ...predict.machines import check_figures
 from .. import site
 from ..ask_slurm import scancel
 from ..job_gpus import JOB_VARIABLE
@@ -85,6 +86,8 @@ class Slurm(InJob):
         from ..slurm import check_slurm  # submitit's executor of Slurm, which no look at a run needs
 
         check_slurm(params)
+        if params.launch.cluster:
+            check_figures(read_cluster(params.launch.cluster).machine)
 
     def notes(self, params: RunParams) -> list[str]:
         """Return what a person should know of the job."""
