@@ -12,8 +12,8 @@ def main() -> int:
     if heeds:
         # An exception may come at any line of an import, where libraries catch it or Python prints it and goes on.
         signal.signal(signal.SIGINT, _end)
-    from . import cli
-    from .cli import interrupts
+    from .kit import cli
+    from .kit.cli import interrupts
 
     if heeds:
         signal.signal(signal.SIGINT, interrupts.note)

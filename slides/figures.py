@@ -57,9 +57,9 @@ def _planned(preset: str, **fields: Any) -> Any:
 @cache
 def _flamingo() -> Any:
     """The plan of a Flamingo of 1 billion parameters on 4 ranks, with the timeline of a step."""
+    from mmfsdp.kit.train.prepare import preview
+    from mmfsdp.kit.widgets.pictures.plan_pictures import timeline_of
     from mmfsdp.params import load
-    from mmfsdp.train.prepare import preview
-    from mmfsdp.widgets.plan_pictures import timeline_of
 
     params = load("clip_llama_1b").change(**{"launch.ranks": 4})
     plan, _ = preview(params)
@@ -68,7 +68,7 @@ def _flamingo() -> Any:
 
 def flamingo_plan() -> str:
     """What each of 4 ranks holds of a Flamingo between steps."""
-    from mmfsdp.widgets.rank_picture import rank_picture
+    from mmfsdp.kit.widgets.pictures.rank_picture import rank_picture
 
     plan, _ = _flamingo()
     return rank_picture(plan)
@@ -76,7 +76,7 @@ def flamingo_plan() -> str:
 
 def flamingo_step() -> str:
     """One step of it on a rank: memory and collectives."""
-    from mmfsdp.widgets.step_picture import step_picture
+    from mmfsdp.kit.widgets.pictures.step_picture import step_picture
 
     return step_picture(*_flamingo())
 
@@ -109,7 +109,7 @@ def media_mask() -> str:
     import torch
     from course import draw
 
-    from mmfsdp.models.cross_attention import media_mask as mask
+    from mmfsdp.kit.models.cross_attention import media_mask as mask
 
     words = ["the", "<image>", "a", "cat", "<image>", "two", "dogs"]
     announced = torch.tensor([[w == "<image>" for w in words]]).cumsum(1)

@@ -182,7 +182,8 @@ def warm_process(cache, key):
 
     A run whose test changes the environment starts as any other.
     """
-    from mmfsdp.run import start, warm
+    from mmfsdp.kit.run import start
+    from mmfsdp.kit.run.ranks import warm
 
     start_in_warm = start.start_in_warm
 
@@ -202,7 +203,7 @@ def _warm(request):
     """Start the warm process at the first test that may launch a run, and again where it has ended since."""
     if is_real(request.node) and request.node.path.parent.name in LAUNCHING_FOLDERS:
         request.getfixturevalue("warm_process")
-        from mmfsdp.run import warm
+        from mmfsdp.kit.run.ranks import warm
 
         before = list(processes.started)
         warm.start_warm()
@@ -218,10 +219,10 @@ def finished_run(tmp_path):
     from torch import nn
 
     from mmfsdp.core.freeze import freeze
+    from mmfsdp.kit.run.files.folder import MetricsWriter, write_json
     from mmfsdp.params import FSDPParams, RunParams, TrainParams
     from mmfsdp.planning import make_plan
     from mmfsdp.predict import estimate
-    from mmfsdp.run.folder import MetricsWriter, write_json
 
     folder = tmp_path / "first"
     (folder / "captions").mkdir(parents=True)

@@ -87,7 +87,8 @@ def measure_all(*folders: Path) -> Density:
 def table() -> str:
     """Return a Markdown table: a row for each room, and one for the whole package."""
     package = ROOT / "mmfsdp"
-    rooms = sorted(path for path in package.iterdir() if (path / "__init__.py").exists())
+    inits = [*package.glob("*/__init__.py"), *package.glob("kit/*/__init__.py")]
+    rooms = sorted(init.parent for init in inits)
     lines = ["| | files | lines of code | comprehensions | nested | conditional expressions | comments |"]
     lines.append("|---|---|---|---|---|---|---|")
     for folder in [*rooms, package]:

@@ -11,7 +11,7 @@ import yaml
 from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from mmfsdp.models.backbones import add_lora
+from mmfsdp.kit.models.backbones import add_lora
 from tests.tiny import Mapping
 
 IMAGE, LENGTH = 150, 24

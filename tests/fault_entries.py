@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 import torch
 
-from mmfsdp import train
 from mmfsdp.checkpoint import saving
-from mmfsdp.train import job, loop
+from mmfsdp.kit import train
+from mmfsdp.kit.train import job, loop
 
 RANK = int(os.environ.get("RANK", "0"))
 

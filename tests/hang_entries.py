@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import mmfsdp
+from mmfsdp.kit.run.ranks.hang import Heartbeat
+from mmfsdp.kit.train.job import process_group
 from mmfsdp.params import RunParams
-from mmfsdp.run.hang import Heartbeat
-from mmfsdp.train.job import process_group
 
 RANK = int(os.environ.get("RANK", "0"))
 FAULTY_STEP = 3

@@ -8,12 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+from mmfsdp.kit.run.files.folder import MetricsWriter, add_event, heartbeat_path, last_row, write_json
+from mmfsdp.kit.run.files.record import RunRecord, rank_statuses
+from mmfsdp.kit.run.preempt import Preempted, preemption_requested
+from mmfsdp.kit.run.ranks.hang import Heartbeat
 from mmfsdp.params import RunParams
 from mmfsdp.params.own import call_own
-from mmfsdp.run.folder import MetricsWriter, add_event, heartbeat_path, last_row, write_json
-from mmfsdp.run.hang import Heartbeat
-from mmfsdp.run.preempt import Preempted, preemption_requested
-from mmfsdp.run.record import RunRecord, rank_statuses
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -42,7 +42,7 @@ def listen(folder: Path) -> None:
     import psutil
 
     from mmfsdp.checkpoint.gather import gather_json
-    from mmfsdp.train.job import process_group
+    from mmfsdp.kit.train.job import process_group
 
     with process_group(RunParams.from_yaml(folder / "params.yaml")):
         told = gather_json({"rank": RANK, "name": "\u00e9" * RANK})
@@ -111,7 +111,7 @@ def differ(folder: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from mmfsdp.train.job import process_group
+    from mmfsdp.kit.train.job import process_group
 
     with process_group(RunParams.from_yaml(folder / "params.yaml")):
         faulthandler.enable()
@@ -219,9 +219,9 @@ def polite(folder: Path) -> None:
 
 def trains(folder: Path) -> None:
     """The real training, with a pause in each step and save until its last life, whose number is by launch.name."""
-    from mmfsdp import train
     from mmfsdp.checkpoint import saving
-    from mmfsdp.train import meters
+    from mmfsdp.kit import train
+    from mmfsdp.kit.train import meters
 
     last, pause = (1, 2.0) if folder.name == "limited" else (5, 0.3)
     if int(os.environ.get("SLURM_RESTART_COUNT", "0")) >= last:
@@ -249,10 +249,10 @@ SIGNALS = {
 
 def signalled(folder: Path) -> None:
     """The real training. In what SIGNALS lists of this life, rank 0 sends a signal to all processes of the job."""
-    from mmfsdp import train
     from mmfsdp.checkpoint import saving
-    from mmfsdp.run.folder import read_events
-    from mmfsdp.train import evaluate, loop, meters
+    from mmfsdp.kit import train
+    from mmfsdp.kit.run.files.folder import read_events
+    from mmfsdp.kit.train import evaluate, loop, meters
 
     life = sum(event["kind"] == "preempted" for event in read_events(folder))
     signals = (SIGNALS[folder.name] + [""])[life].split(", ")

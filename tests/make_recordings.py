@@ -1,4 +1,5 @@
-"""Make the runs of mmfsdp/run/recordings: `python -m tests.make_recordings preemption hang out_of_memory --to FOLDER`.
+"""Make the runs of mmfsdp/kit/run/replay/recordings: `python -m tests.make_recordings preemption hang out_of_memory
+--to FOLDER`.
 
 Each is a real run with a real fault. Then `mmfsdp record FOLDER/hang hang.jsonl --about "..."` makes the recording.
 """

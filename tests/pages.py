@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from mmfsdp.core.plan import Unit
-from mmfsdp.data.rows import SHAPES
+from mmfsdp.kit.data.rows.rows import SHAPES
 from mmfsdp.params import (
     AutoWrapPolicy,
     Backend,
@@ -130,7 +130,7 @@ def lint() -> str:
     """Each finding of the lint, by its code: what it says, and its fix."""
     rows: dict[str, list[str]] = {}
     calls = []
-    for file in ("core/guards.py", "lint/plan.py", "lint/cost.py", "compat/describe_lint.py"):
+    for file in ("core/guards.py", "lint/plan.py", "lint/cost.py", "kit/compat/describe_lint.py"):
         calls += _calls(ROOT / "mmfsdp" / file, ("error", "warning"))
     for call in calls:
         code, says = _text(call.args[0]), _text(call.args[1], either=True)

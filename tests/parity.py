@@ -12,9 +12,9 @@ from torch.distributed.tensor import DTensor
 
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.step import train_step
+from mmfsdp.kit.train.optimizer import build_optimizer
 from mmfsdp.params import TrainParams
 from mmfsdp.predict import estimate
-from mmfsdp.train.optimizer import build_optimizer
 
 
 def plain_name(name: str) -> str:

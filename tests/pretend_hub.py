@@ -113,7 +113,7 @@ def fetch(folder: str) -> None:
     Then a part of its weights is removed from the cache.
     """
     serve({}, folder)
-    from mmfsdp.models.backbones import build_language
+    from mmfsdp.kit.models.backbones import build_language
     from mmfsdp.params import BackboneParams
     from tests.tiny_vlms import tokenizer
 
@@ -123,9 +123,9 @@ def fetch(folder: str) -> None:
     build_language(BackboneParams(config=config)).save_pretrained(os.path.join(folder, "lm"), max_shard_size="20KB")
     tokens.save_pretrained(os.path.join(folder, "lm"))
     Hub.content = {path.name: path.read_bytes() for path in Path(folder, "lm").iterdir()}
-    from mmfsdp.cli import main as command
+    from mmfsdp.kit.cli import main as command
+    from mmfsdp.kit.run.hub_cache import check_cached
     from mmfsdp.params import ParamError, load
-    from mmfsdp.run.hub_cache import check_cached
 
     changes = {"model.language.weights": "org/lm", "model.language.name": "org/lm", "model.language.config": {}}
     changes["model.vision.weights"] = None  # or minutes of pretraining
@@ -151,7 +151,7 @@ def fetch(folder: str) -> None:
 
 def main(folder: str) -> None:
     serve(files(), folder)
-    from mmfsdp.data import open_splits
+    from mmfsdp.kit.data import open_splits
     from mmfsdp.params import DataParams, ParamError
 
     results: list[list[Any]] = []
@@ -176,7 +176,7 @@ def look_at_once() -> list[Any]:
     """
     import datasets
 
-    from mmfsdp.data import open_splits
+    from mmfsdp.kit.data import open_splits
     from mmfsdp.params import DataParams
 
     del os.environ["RANK"]

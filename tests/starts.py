@@ -9,9 +9,9 @@ from mmfsdp.core.freeze import freeze
 from mmfsdp.core.step import train_step
 from mmfsdp.core.weights import take_weights
 from mmfsdp.core.wrap import apply_plan
+from mmfsdp.kit.train.optimizer import build_optimizer
 from mmfsdp.params import FSDPParams, TrainParams
 from mmfsdp.planning import make_plan, wrap_fsdp
-from mmfsdp.train.optimizer import build_optimizer
 
 BACKENDS = ("DDP", "FSDP1", "FSDP2")
 BF16 = {"mixed_precision": "bf16"}

@@ -14,8 +14,8 @@ import yaml
 from PIL import Image
 
 import mmfsdp
-from mmfsdp import cli
 from mmfsdp.core.plan import COLUMNS
+from mmfsdp.kit import cli
 from mmfsdp.params import RunParams
 from mmfsdp.params.flags import params_of, read_words
 from tests import pages

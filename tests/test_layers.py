@@ -15,23 +15,29 @@ PACKAGE = Path(__file__).resolve().parent.parent / "mmfsdp"
 
 ROOMS = (
     "params core backends quantized lint predict planning checkpoint "
-    "data hangs run models shapes train compat bench checks site_check widgets cli"
+    "kit.data kit.hangs kit.run kit.models kit.shapes kit.train kit.compat "
+    "kit.bench kit.verify kit.check kit.widgets kit.cli widgets"
 ).split()
 """From the bottom up."""
-SMALL = ROOMS[: ROOMS.index("data")]
+SMALL = ROOMS[: ROOMS.index("kit.data")]
 """The small package: torch and parameters, and nothing of the kit above."""
-FILES = ("planning",)
+FILES = ("planning", "widgets")
 """Rooms that are one file."""
-NO_TORCH = ("params", "hangs", "run", "site_check", "widgets", "cli")
+NO_TORCH = ("params", "kit.hangs", "kit.run", "kit.check", "kit.widgets", "kit.cli")
 """Rooms that a person imports in a notebook or terminal: they start in well under a second."""
-LATE = {("run", "train"), ("models", "compat"), ("models", "shapes"), ("run", "shapes")}
-LATE |= {("bench", "widgets"), ("run", "models")}
+LATE = {("kit.run", "kit.train"), ("kit.models", "kit.compat"), ("kit.models", "kit.shapes"), ("kit.run", "kit.shapes")}
+LATE |= {("kit.bench", "kit.widgets"), ("kit.run", "kit.models")}
 """Upward imports, inside a function: a run is prepared before it starts; Flamingo.wrap_fsdp is OpenFlamingo's; a
 backbone to pretrain has a tokenizer before that; a bench draws plans; a process imports a run's model before its ranks
 are forked."""
 ONLY_ON_GPUS = "quantized.nf4_kernel"
 """The one file of the small package that is imported inside a function: it needs triton, of torch's builds for GPUs."""
-NEVER = {("checkpoint", "predict"), ("widgets", "compat"), ("widgets", "bench"), ("widgets", "checks")}
+NEVER = {
+    ("checkpoint", "predict"),
+    ("kit.widgets", "kit.compat"),
+    ("kit.widgets", "kit.bench"),
+    ("kit.widgets", "kit.verify"),
+}
 """Downward imports that no file needs."""
 
 
@@ -51,19 +57,27 @@ def imports_of(path: Path) -> tuple[tuple[str, bool], ...]:
         base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
         target = ".".join(part for part in (base, node.module) if part)
         for alias in node.names:
-            is_file = (PACKAGE.parent / f"{target}.{alias.name}".replace(".", "/")).with_suffix(".py").exists()
-            name = f"{target}.{alias.name}" if is_file else target
+            path_of = PACKAGE.parent / f"{target}.{alias.name}".replace(".", "/")
+            is_module = path_of.with_suffix(".py").exists() or (path_of / "__init__.py").exists()
+            name = f"{target}.{alias.name}" if is_module else target
             if name.startswith("mmfsdp."):
                 modules.append((name.removeprefix("mmfsdp."), id(node) in inside))
     return tuple(modules)
 
 
+def room_of(module: str) -> str:
+    """Return the room of a module below mmfsdp, such as `core` or `kit.run`."""
+    first, *others = module.split(".")
+    return f"kit.{others[0]}" if first == "kit" and others else first
+
+
 def files(room: str) -> list[Path]:
-    return [PACKAGE / f"{room}.py"] if room in FILES else sorted((PACKAGE / room).rglob("*.py"))
+    return [PACKAGE / f"{room}.py"] if room in FILES else sorted((PACKAGE / room.replace(".", "/")).rglob("*.py"))
 
 
 def test_every_folder_is_a_room():
-    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()} - {"kit"}
+    rooms |= {f"kit.{path.name}" for path in (PACKAGE / "kit").iterdir() if (path / "__init__.py").exists()}
     rooms |= {path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")}
     assert rooms == set(ROOMS)
 
@@ -73,7 +87,7 @@ def test_a_room_imports_only_rooms_before_it(room):
     before = {other for other in ROOMS[: ROOMS.index(room) + 1] if (room, other) not in NEVER}
     for path in files(room):
         for module, inside in imports_of(path):
-            other = module.partition(".")[0]
+            other = room_of(module)
             assert other in before or (inside and (room, other) in LATE), f"{path.name} imports {module}"
 
 
@@ -120,7 +134,7 @@ def test_light_rooms_do_not_import_torch(room):
     modules = [f"mmfsdp.{room}"] + [
         ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
         for path in files(room)
-        if room in ("hangs", "run", "widgets")
+        if room in ("kit.hangs", "kit.run", "kit.widgets")
     ]
     code = "import sys, importlib\n"
     code += f"for name in {[m for m in modules if not m.endswith('__')]}: importlib.import_module(name)\n"

@@ -64,7 +64,7 @@ def test_methods_stay():
 
 @pytest.mark.real
 def test_training_is_a_module_for_torchrun():
-    ended = subprocess.run([sys.executable, "-m", "mmfsdp.train"], capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-m", "mmfsdp.kit.train"], capture_output=True, text=True)
     assert ended.returncode != 0 and "FOLDER" in ended.stdout + ended.stderr
 
 

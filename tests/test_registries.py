@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import mmfsdp
-from mmfsdp.data.batch import Batch
-from mmfsdp.data.own_processor import OwnBatch
-from mmfsdp.data.processor import SampleProcessor
-from mmfsdp.models.kinds import Kind
-from mmfsdp.models.media_model import MediaModel
+from mmfsdp.kit.data.batch import Batch
+from mmfsdp.kit.data.own_processor import OwnBatch
+from mmfsdp.kit.data.processor import SampleProcessor
+from mmfsdp.kit.models.kinds import Kind
+from mmfsdp.kit.models.media_model import MediaModel
 from mmfsdp.params import DataSource, ModelKind, OptimizerKind
 from tests.processes import in_fresh_python
 
@@ -20,21 +20,21 @@ DEFAULT = "it has the default, and compares none"
 NAMED = {
     ModelKind: {
         "params/model.py": DEFAULT,
-        "cli/new.py": "it chooses the kind of model for a person's words, and compares none",
+        "kit/cli/new.py": "it chooses the kind of model for a person's words, and compares none",
     },
     DataSource: {
         "params/data.py": DEFAULT,
-        "data/detect.py": "it finds the source that reads a path, by the names of its files",
-        "data/find_files.py": "the home of files of rows, which three sources share",
-        "data/records.py": "the home of the records in these files",
-        "widgets/data_look.py": "it chooses generated pictures where a person has emptied the path",
+        "kit/data/sources/detect.py": "it finds the source that reads a path, by the names of its files",
+        "kit/data/sources/find_files.py": "the home of files of rows, which three sources share",
+        "kit/data/sources/records.py": "the home of the records in these files",
+        "kit/widgets/data_look.py": "it chooses generated pictures where a person has emptied the path",
     },
     OptimizerKind: {"params/train.py": DEFAULT, "core/plan.py": DEFAULT},
 }
 """Registry -> other files that name one of its entries, with the reason."""
-HOMES = ("data/own_processor.py", "data/chat.py", *(f"models/{kind}_kind.py" for kind in ModelKind))
+HOMES = ("kit/data/own_processor.py", "kit/data/chat.py", *(f"kit/models/{kind}_kind.py" for kind in ModelKind))
 """Files of one kind of model only, which may say what they are given."""
-COMPARED = {"bench/bench_step.py": "it compares OpenFlamingo's way to train with ours, which needs a Flamingo"}
+COMPARED = {"kit/bench/bench_step.py": "it compares OpenFlamingo's way to train with ours, which needs a Flamingo"}
 """Other file -> the reason why it asks whether something is of one of our classes."""
 
 

@@ -8,8 +8,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmfsdp.core.freeze import freeze
-from mmfsdp.data.batch import Batch
-from mmfsdp.models import Flamingo, TokenIds, build_language, build_vision
+from mmfsdp.kit.data.batch import Batch
+from mmfsdp.kit.models import Flamingo, TokenIds, build_language, build_vision
 from mmfsdp.params import BackboneParams, ModelParams
 
 KNOWN = 50

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mmfsdp import train
 from mmfsdp.checkpoint.steps import drop_after
+from mmfsdp.kit import train
 from mmfsdp.params import BackboneParams, DataParams, LaunchParams, ModelParams, RunParams, TrainParams
 
 WORDS = ["<unk>", "</s>", "a", "red", "blue", "circle", "square", "two", "small", "large"]
@@ -57,7 +57,7 @@ def write_language(folder: Path, config: dict[str, Any]) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from mmfsdp.models import build_language
+    from mmfsdp.kit.models import build_language
 
     words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from mmfsdp import ParamError
-from mmfsdp.run.launchers.launcher import Launcher, StartedRanks, rank_command, rank_environment
+from mmfsdp.kit.run.launchers.launcher import Launcher, StartedRanks, rank_command, rank_environment
 
 
 class FolderQueue(Launcher):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mmfsdp import Run, RunParams, launch
-from mmfsdp.run.local import stop_processes
+from mmfsdp.kit.run.local import stop_processes
 
 TESTS = Path(__file__).resolve().parent
 

@@ -22,15 +22,7 @@ from ..core.step import local_part
 from ..params import ParamError, StateDictType
 from .gather import gather_json
 from .settings import check_schedule, parameter_names, restore_schedule, restore_settings
-from .steps import (
-    AVERAGE,
-    checkpoint_name,
-    complete_checkpoints,
-    damaged,
-    file_checksum,
-    has_average,
-    marker_of,
-)
+from .steps import AVERAGE, checkpoint_name, complete_checkpoints, damaged, file_checksum, has_average, marker_of
 from .tensors import (
     Tensors,
     model_tensors,

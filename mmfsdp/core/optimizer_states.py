@@ -123,7 +123,7 @@ def check_shards(choice: OptimizerKind | OwnCode, plan: WrapPlan) -> None:
     limits = [getattr(each, "gathers_up_to", 0) for each in getattr(optimizer, "optimizers", [optimizer])]
     limit = max(limits)
     if not limit:
-        raise ParamError(FIELD, f"{words}set fsdp.backend to DDP, or take mmfsdp.train.muon:Muon, which gathers it")
+        raise ParamError(FIELD, f"{words}set fsdp.backend to DDP, or take mmfsdp.kit.train.muon:Muon, which gathers it")
     for p in sharded:
         if p.decays and p.numel > limit:
             raise ParamError(

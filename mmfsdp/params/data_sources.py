@@ -1,4 +1,4 @@
-"""DataSource: the kinds of source, and what each takes from the parameters. What opens one is in mmfsdp.data."""
+"""DataSource: the kinds of source, and what each takes from the parameters. What opens one is in mmfsdp.kit.data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FILES = ("path", "heldout", "picture_range")
 
 
 class DataSource(Choice):
-    """The source of samples. A new one is an entry here and a file that opens it; see data/sources.py."""
+    """The source of samples. A new one is an entry here and a file that opens it; see kit/data/open_sources.py."""
 
     takes: SourceTakes
     """The parameters that it reads."""
@@ -40,43 +40,43 @@ class DataSource(Choice):
     SHAPES = (
         "shapes",
         "Pictures of colored shapes, drawn on the fly; needs nothing on disk.",
-        "mmfsdp.shapes.shapes_source:open_shapes",
+        "mmfsdp.kit.shapes.shapes_source:open_shapes",
         SourceTakes(draws=True),
     )
     FOLDER = (
         "folder",
         "A folder of pictures with metadata.jsonl or .csv (imagefolder), with 1.txt beside 1.png, or in class folders.",
-        "mmfsdp.data.records:open_records",
+        "mmfsdp.kit.data.sources.records:open_records",
         SourceTakes((*FILES, "pictures")),
     )
     JSON = (
         "json",
         "Rows in .json (LLaVA, COCO captions), .jsonl, .csv or .tsv files, also .gz.",
-        "mmfsdp.data.records:open_records",
+        "mmfsdp.kit.data.sources.records:open_records",
         SourceTakes((*FILES, "pictures")),
     )
     WEBDATASET = (
         "webdataset",
         "WebDataset .tar shards: .jpg or .png with .txt or .json (LAION), or documents (MMC4).",
-        "mmfsdp.data.shards:open_shards",
+        "mmfsdp.kit.data.sources.shards:open_shards",
         SourceTakes(FILES),
     )
     PARQUET = (
         "parquet",
         "Rows of .parquet files, with the pictures inside or beside them. Needs mmfsdp[parquet].",
-        "mmfsdp.data.records:open_records",
+        "mmfsdp.kit.data.sources.records:open_records",
         SourceTakes((*FILES, "pictures")),
     )
     HUB = (
         "hub",
         "A data set of the Hugging Face hub, or a folder of its save_to_disk. Needs mmfsdp[hub].",
-        "mmfsdp.data.hub:open_hub",
+        "mmfsdp.kit.data.sources.hub:open_hub",
         SourceTakes((*FILES, "pictures"), elsewhere="the hub is not asked before a launch"),
     )
     OWN = (
         "own",
         "Your own code: what the import path `reader` gives.",
-        "mmfsdp.data.reader:open_reader",
+        "mmfsdp.kit.data.sources.reader:open_reader",
         SourceTakes(
             ("picture_range",),
             chosen_by="reader",

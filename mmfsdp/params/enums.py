@@ -28,7 +28,7 @@ class Choice(str, Enum):
     description: str
     """The meaning of the choice in one sentence, for the form, the help and the reference pages."""
     code: str
-    """Import path of its code, such as `mmfsdp.shapes.shapes_source:open_shapes`; empty where it needs none."""
+    """Import path of its code, such as `mmfsdp.kit.shapes.shapes_source:open_shapes`; empty where it needs none."""
 
     def __new__(cls, value: str, description: str = "", code: str = "", *more: Any) -> Choice:
         """Return a member that equals its value. more: values of the attributes that its class adds."""
@@ -237,7 +237,7 @@ class Device(Choice):
 
 
 class TrackerKind(Choice):
-    """A program that shows the metrics of runs. A new one is an entry here and a class; see run/track.py.
+    """A program that shows the metrics of runs. A new one is an entry here and a class; see kit/run/trackers/track.py.
 
     Its value is the name of the package that it needs.
     """
@@ -248,13 +248,13 @@ class TrackerKind(Choice):
     TENSORBOARD = (
         "tensorboard",
         "Event files in the run folder: tensorboard --logdir runs.",
-        "mmfsdp.run.tensorboard_tracker:open_tensorboard",
+        "mmfsdp.kit.run.trackers.tensorboard_tracker:open_tensorboard",
         "tensorboard --logdir {folder}",
     )
     WANDB = (
         "wandb",
         "Weights & Biases, offline in the run folder unless WANDB_MODE says otherwise.",
-        "mmfsdp.run.wandb_tracker:open_wandb",
+        "mmfsdp.kit.run.trackers.wandb_tracker:open_wandb",
         "wandb sync {folder}/wandb/*",
     )
 
@@ -271,12 +271,12 @@ LAYOUTS = ("from_pretrained", "adapter", "open_flamingo")
 class Executor(Choice):
     """The launcher of the ranks. A new one is an entry here and a class in run/launchers (launcher.py there)."""
 
-    LOCAL = "local", "Processes on this machine.", "mmfsdp.run.launchers.local_launcher:Local"
-    SLURM = "slurm", "A job of a Slurm cluster.", "mmfsdp.run.launchers.slurm_launcher:Slurm"
+    LOCAL = "local", "Processes on this machine.", "mmfsdp.kit.run.launchers.local_launcher:Local"
+    SLURM = "slurm", "A job of a Slurm cluster.", "mmfsdp.kit.run.launchers.slurm_launcher:Slurm"
     SRUN = (
         "srun",
         "A step of the Slurm job that this process is in, such as a hub's notebook.",
-        "mmfsdp.run.launchers.srun_launcher:Srun",
+        "mmfsdp.kit.run.launchers.srun_launcher:Srun",
     )
 
 

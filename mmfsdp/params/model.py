@@ -67,8 +67,8 @@ class ModelParams(Params):
 
     build: OwnCode | None = None
     """Your own model: the import path of a function that returns (model, processor), my_model:build, or, with
-    arguments, {call: my_model:build, width: 256}; or of a class of mmfsdp.models.kinds.Kind, for a kind of your own.
-    Setting it makes kind own. Default unset."""
+    arguments, {call: my_model:build, width: 256}; or of a class of mmfsdp.kit.models.kinds.Kind, for a kind of your
+    own. Setting it makes kind own. Default unset."""
 
     name: str = ""
     """Hub name (Qwen/Qwen2.5-VL-7B-Instruct) or folder of a vision-language model of transformers, with its processor.

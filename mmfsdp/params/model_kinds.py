@@ -1,4 +1,4 @@
-"""ModelKind: the kinds of model, and what each takes from the parameters. Its class is in mmfsdp.models."""
+"""ModelKind: the kinds of model, and what each takes from the parameters. Its class is in mmfsdp.kit.models."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _check_targets(params: Params) -> None:
 
 
 class ModelKind(Choice):
-    """The way of media into the language model. A new one is an entry here and a class; see models/kinds.py."""
+    """The way of media into the language model. A new one is an entry here and a class; see kit/models/kinds.py."""
 
     takes: KindParams
     """The parameters that it reads."""
@@ -85,13 +85,13 @@ class ModelKind(Choice):
     FLAMINGO = (
         "flamingo",
         "By gated cross-attention between its layers.",
-        "mmfsdp.models.flamingo_kind:FlamingoKind",
+        "mmfsdp.kit.models.flamingo_kind:FlamingoKind",
         KindParams(BACKBONES, frozen=RECIPES["flamingo"], frozen_with_lora=RECIPES["flamingo"]),
     )
     MULTIMODAL = (
         "multimodal",
         "As tokens among the text's, through a projector (LLaVA).",
-        "mmfsdp.models.multimodal_kind:MultimodalKind",
+        "mmfsdp.kit.models.multimodal_kind:MultimodalKind",
         KindParams(
             ("projector", *BACKBONES, *LORA),
             frozen=RECIPES["llava_stage1"],
@@ -102,7 +102,7 @@ class ModelKind(Choice):
     TRANSFORMERS = (
         "transformers",
         "As a vision-language model of transformers does it; `name` says which.",
-        "mmfsdp.models.transformers_kind:TransformersKind",
+        "mmfsdp.kit.models.transformers_kind:TransformersKind",
         KindParams(
             ("name", "weights", "config", "picture", "loss_in_head", *LORA),
             frozen=("*", "!projector"),
@@ -114,7 +114,7 @@ class ModelKind(Choice):
     OWN = (
         "own",
         "As your own model does it; `build` says which.",
-        "mmfsdp.models.own_kind:OwnKind",
+        "mmfsdp.kit.models.own_kind:OwnKind",
         KindParams(LORA, chosen_by="build", own_processor=True, check=_check_targets),
     )
 

@@ -13,7 +13,7 @@ from .own import EXAMPLE, OwnCode, check_own
 
 
 class OptimizerKind(Choice):
-    """The optimizer. A new one is an entry here and a function that builds it; see train/optimizer.py."""
+    """The optimizer. A new one is an entry here and a function that builds it; see kit/train/optimizer.py."""
 
     states: float
     """Tensors as large as a parameter, and of its dtype, that it keeps for each: memory is predicted from this."""
@@ -21,13 +21,13 @@ class OptimizerKind(Choice):
     ADAMW = (
         "adamw",
         "Adam with decoupled weight decay (Loshchilov and Hutter 2019); keeps two moments.",
-        "mmfsdp.train.optimizer:adamw",
+        "mmfsdp.kit.train.optimizer:adamw",
         2.0,
     )
     MUON = (
         "muon",
         "Muon for matrices (Jordan 2024; Liu et al. 2025), which keeps one moment; adamw for embeddings and all else.",
-        "mmfsdp.train.muon:muon",
+        "mmfsdp.kit.train.muon:muon",
         2.0,  # of adamw, the most that it keeps for a parameter
     )
 

@@ -78,8 +78,8 @@ class TrainParams(Params):
 
     metrics: OwnCodes = ()
     """Your own scores of what the model says to the eval_samples, at eval_every: import paths of functions
-    score(predictions, samples) that return a dict of floats by name. mmfsdp.train.vqa_accuracy:score is one. Default
-    none."""
+    score(predictions, samples) that return a dict of floats by name. mmfsdp.kit.train.vqa_accuracy:score is one.
+    Default none."""
 
     keep_best: str | None = None
     """Score whose best checkpoint is kept beside keep_last and marked: the name of one of `metrics`' scores, with a

@@ -7,8 +7,8 @@ An import of `course` in a notebook's first cell also teaches Jupyter the magics
 import os
 import sys
 
-from mmfsdp.widgets.ranks_magic import load_ipython_extension
-from mmfsdp.widgets.ranks_magic import results as results
+from mmfsdp.kit.widgets.ranks_cell.ranks_magic import load_ipython_extension
+from mmfsdp.kit.widgets.ranks_cell.ranks_magic import results as results
 
 from .checks import check, compare
 from .contents import contents

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import mmfsdp
-from mmfsdp.run.address import free_port
-from mmfsdp.widgets.ranks_magic import artifacts
+from mmfsdp.kit.run.ranks.address import free_port
+from mmfsdp.kit.widgets.ranks_cell.ranks_magic import artifacts
 
 TIMEOUT_S = 300
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from mmfsdp import FSDPParams, make_plan, wrap_fsdp
-from mmfsdp.train.meters import Collectives
+from mmfsdp.kit.train.meters import Collectives
 
 from .proof import planned_bytes
 from .toys import pictures_and_texts, uneven_vlm

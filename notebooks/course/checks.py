@@ -104,7 +104,7 @@ def passed(name: str) -> None:
 
 def saved(name: str, ranks: int = 2) -> list[dict[str, Any]] | str:
     """What the ranks of a cell saved, or the hint that says why there is nothing to check."""
-    from mmfsdp.widgets.ranks_magic import artifacts, results
+    from mmfsdp.kit.widgets.ranks_cell.ranks_magic import artifacts, results
 
     found = results(name)
     if not found:
@@ -135,7 +135,7 @@ EXPLAINED = {
 
 def cell_code(name: str) -> str:
     """The code of the newest `%%ranks` cell of this name."""
-    from mmfsdp.widgets.ranks_magic import artifacts
+    from mmfsdp.kit.widgets.ranks_cell.ranks_magic import artifacts
 
     return (artifacts(name) / "cell.py").read_text(encoding="utf-8")
 
@@ -209,8 +209,8 @@ def unanswered(said: Mapping[str, object]) -> str | None:
 def run_of(name: str) -> Run | str:
     """A run of the lessons by its name, or the hint that says that there is none."""
     from mmfsdp import Run
+    from mmfsdp.kit.widgets.ranks_cell.ranks_magic import artifacts
     from mmfsdp.params import ParamError
-    from mmfsdp.widgets.ranks_magic import artifacts
 
     try:
         return Run.open(artifacts("runs") / name)

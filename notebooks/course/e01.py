@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mmfsdp.widgets.ranks_magic import run_on_ranks
+from mmfsdp.kit.widgets.ranks_cell.ranks_magic import run_on_ranks
 
 from .checks import cell_code, exercise, number, saved
 

@@ -83,7 +83,7 @@ def policies() -> str | None:
 
 def _replicated_unlike(failure: str) -> bool:
     """Return True if the cell came as far as REPLICATE, and failed by the dtype or by the pre-hook's arguments."""
-    from mmfsdp.widgets.ranks_magic import artifacts
+    from mmfsdp.kit.widgets.ranks_cell.ranks_magic import artifacts
 
     if failure != DTYPE and "cast() missing" not in failure:
         return False

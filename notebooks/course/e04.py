@@ -14,7 +14,7 @@ def cross(module: Callable[..., Any]) -> str | None:
     """Closed gates change nothing; opened, it is the package's attention, without NaN in gradients."""
     import torch
 
-    from mmfsdp.models.cross_attention import MaskedCrossAttention
+    from mmfsdp.kit.models.cross_attention import MaskedCrossAttention
 
     if not isinstance(module, type):
         return "Give the class itself: `check('04.cross', GatedCross)`."
@@ -68,7 +68,7 @@ def mask(function: Callable[..., Any]) -> str | None:
     """As the package's mask, for texts of several forms."""
     import torch
 
-    from mmfsdp.models.cross_attention import media_mask
+    from mmfsdp.kit.models.cross_attention import media_mask
 
     if not callable(function):
         return "A function is wanted here, not what it returns."

@@ -10,8 +10,8 @@ from .checks import exercise, run_of, saved
 @exercise("06.sbatch")
 def sbatch(fields: dict[str, Any]) -> str | None:
     """The batch file says what was asked for."""
+    from mmfsdp.kit.run.slurm.slurm import sbatch_text
     from mmfsdp.params import ParamError
-    from mmfsdp.run.slurm import sbatch_text
 
     from .lessons import small_run
 

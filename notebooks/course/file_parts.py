@@ -10,7 +10,7 @@ import zlib
 from base64 import b64decode
 from pathlib import Path
 
-from mmfsdp.cli import class_copy
+from mmfsdp.kit.cli import class_copy
 
 HERE = Path(__file__).resolve().parent
 MARK = "# ---- part "

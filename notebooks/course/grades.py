@@ -64,7 +64,7 @@ KNOWN_OF_PART = {
 
 def graded(name: str, part: str, ranks: int = 2) -> list[dict[str, Any]] | str:
     """Return what the ranks of an exercise's cell saved, or the hint that says why there is nothing to check."""
-    from mmfsdp.widgets.ranks_magic import artifacts
+    from mmfsdp.kit.widgets.ranks_cell.ranks_magic import artifacts
 
     code = own_parts().get(part)
     if code is None:

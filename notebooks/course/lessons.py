@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from mmfsdp import BackboneParams, DataParams, LaunchParams, ModelParams, Run, RunParams, TrainParams, launch
+from mmfsdp.kit.widgets.ranks_cell.ranks_magic import artifacts
 from mmfsdp.params import BackboneSource
-from mmfsdp.widgets.ranks_magic import artifacts
 
 
 def small_flamingo(width: int = 64, *, gates: float | None = None) -> tuple[nn.Module, dict[str, Any]]:
     """A Flamingo of random weights, frozen as usual, and the inputs of one batch; the same on each call and rank."""
-    from mmfsdp.bench.bench_models import flamingo_batch, model_params, random_model
+    from mmfsdp.kit.bench.bench_models import flamingo_batch, model_params, random_model
 
     model = random_model(model_params(width))
     for name, p in model.named_parameters():
@@ -28,7 +28,7 @@ def small_flamingo(width: int = 64, *, gates: float | None = None) -> tuple[nn.M
 
 def small_projector_model(width: int = 64) -> tuple[nn.Module, dict[str, Any]]:
     """A model of encoder, projector and language model, of which only the projector trains, and one batch's inputs."""
-    from mmfsdp.bench.bench_models import PICTURE_PIXELS, TOKENS, WORDS, model_params, random_batch, random_model
+    from mmfsdp.kit.bench.bench_models import PICTURE_PIXELS, TOKENS, WORDS, model_params, random_batch, random_model
 
     flamingo = model_params(width, layers=8)
     params = ModelParams(kind="multimodal", vision=flamingo.vision, language=flamingo.language)
@@ -59,8 +59,8 @@ def encoder_plan(layer_class: str) -> Any:
 @cache
 def frozen(preset: str) -> nn.Module:
     """A preset's model on the meta device, frozen as it would be trained."""
+    from mmfsdp.kit.train.prepare import frozen_model
     from mmfsdp.params import load
-    from mmfsdp.train.prepare import frozen_model
 
     return frozen_model(load(preset).model)[0]
 

@@ -35,7 +35,7 @@ def measure(path: Path, mode: str) -> dict[str, Any]:
     import nbformat
     from nbclient import NotebookClient
 
-    from mmfsdp.cli.class_copy import solved
+    from mmfsdp.kit.cli.class_copy import solved
 
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SUBREAPER, 1)
@@ -71,7 +71,7 @@ def main() -> None:
     import nbformat
     import torch
 
-    from mmfsdp.cli.class_copy import solutions
+    from mmfsdp.kit.cli.class_copy import solutions
 
     from .verify import lessons, with_minutes
 

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from mmfsdp.train.cpu_memory import cpu_memory
-from mmfsdp.train.meters import Collectives
+from mmfsdp.kit.train.cpu_memory import cpu_memory
+from mmfsdp.kit.train.meters import Collectives
 
 STEPS, LEARNING_RATE = 4, 0.01
 Model = Callable[[], nn.Module]

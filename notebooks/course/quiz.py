@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from mmfsdp.widgets.style import GATHERED, TRAINABLE
+from mmfsdp.kit.widgets.style import GATHERED, TRAINABLE
 
 
 def questions(name: str) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from mmfsdp.train.meters import Collectives
+from mmfsdp.kit.train.meters import Collectives
 
 layers = [torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Tanh()) for _ in range(8)]
 model = torch.nn.Sequential(*layers)
@@ -89,7 +89,7 @@ def record(way: str) -> None:
     """Run four steps on two ranks, profile the last one, and write its trace."""
     import torch
 
-    from mmfsdp.widgets.ranks_magic import artifacts, results, run_on_ranks
+    from mmfsdp.kit.widgets.ranks_cell.ranks_magic import artifacts, results, run_on_ranks
 
     name = f"trace_{way.lower()}"
     print(run_on_ranks(STEPS.replace("WAY", repr(way)), 2, name)[0])

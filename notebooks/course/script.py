@@ -16,8 +16,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from mmfsdp.hangs.stacks import short_stacks
-from mmfsdp.widgets.ranks_magic import artifacts, run_on_ranks, shown
+from mmfsdp.kit.hangs.stacks import short_stacks
+from mmfsdp.kit.widgets.ranks_cell.ranks_magic import artifacts, run_on_ranks, shown
 
 from .checks import saved
 from .draw import Picture
@@ -161,7 +161,7 @@ def show_trace(folder: Path) -> None:
     """Draw the last step of rank 0, and say where the trace is."""
     from IPython.display import display
 
-    from mmfsdp.widgets.report import timeline
+    from mmfsdp.kit.widgets.report import timeline
 
     file = folder / "summary.json"
     if file.is_file():

@@ -24,9 +24,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from mmfsdp import describe
-from mmfsdp.train.cpu_memory import silent
-from mmfsdp.train.meters import Collectives
-from mmfsdp.train.profile import summary, work_events
+from mmfsdp.kit.train.cpu_memory import silent
+from mmfsdp.kit.train.meters import Collectives
+from mmfsdp.kit.train.profile import summary, work_events
 
 
 def run(script: dict[str, Any], tool: str, folder: str, save: Callable[..., None]) -> None:

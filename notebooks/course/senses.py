@@ -23,15 +23,15 @@ from transformers import WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from mmfsdp import ModalEncoder, MultimodalModel, RunParams, build_model
-from mmfsdp.data import MultimodalProcessor
-from mmfsdp.data.batch import Batch, Sample
-from mmfsdp.data.processor import END_OF_CHUNK, IMAGE
+from mmfsdp.kit.data import MultimodalProcessor
+from mmfsdp.kit.data.batch import Batch, Sample
+from mmfsdp.kit.data.processor import END_OF_CHUNK, IMAGE
+from mmfsdp.kit.shapes.drawing import render
+from mmfsdp.kit.shapes.scenes import COUNTS, SIZES, Combination, draw_scene, split_combinations
+from mmfsdp.kit.train.evaluate import captions
+from mmfsdp.kit.widgets.markup import path, svg
+from mmfsdp.kit.widgets.style import FROZEN
 from mmfsdp.params import load
-from mmfsdp.shapes.drawing import render
-from mmfsdp.shapes.scenes import COUNTS, SIZES, Combination, draw_scene, split_combinations
-from mmfsdp.train.evaluate import captions
-from mmfsdp.widgets.markup import path, svg
-from mmfsdp.widgets.style import FROZEN
 
 WORDS = ("count", "size", "color", "shape")
 TOKENS = 12
@@ -111,7 +111,7 @@ def senses(*, lora_rank: int | None = None, meta: bool = False) -> tuple[Multimo
 
 def pretrained() -> RunParams:
     """The demo's parameters. Its two backbones ship with the package; with changed sizes they are pretrained here."""
-    from mmfsdp.shapes.pretrain import ensure_backbones
+    from mmfsdp.kit.shapes.pretrain import ensure_backbones
 
     transformers.utils.logging.disable_progress_bar()
     params = load("tiny")

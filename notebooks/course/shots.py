@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from mmfsdp import build_model, freeze
-from mmfsdp.data.batch import Sample
-from mmfsdp.data.processor import END_OF_CHUNK, IMAGE
-from mmfsdp.shapes.drawing import render
-from mmfsdp.shapes.scenes import Combination, draw_scene, split_combinations
+from mmfsdp.kit.data.batch import Sample
+from mmfsdp.kit.data.processor import END_OF_CHUNK, IMAGE
+from mmfsdp.kit.shapes.drawing import render
+from mmfsdp.kit.shapes.scenes import Combination, draw_scene, split_combinations
 
 from .senses import Seen, fit, pretrained
 

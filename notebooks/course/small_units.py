@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmfsdp.train.meters import Collectives
+from mmfsdp.kit.train.meters import Collectives
 
 from .proof import bytes_held
 

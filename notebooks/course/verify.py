@@ -16,8 +16,8 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-from mmfsdp.cli.class_copy import class_files, solved
-from mmfsdp.cli.course import write_files
+from mmfsdp.kit.cli.class_copy import class_files, solved
+from mmfsdp.kit.cli.course import write_files
 
 from .rendered import render
 

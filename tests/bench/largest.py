@@ -10,8 +10,8 @@ from pathlib import Path
 
 import transformers.models.qwen2_5_vl.modeling_qwen2_5_vl  # noqa: F401 its import is not measured
 
+from mmfsdp.kit.train.prepare import preview
 from mmfsdp.params import load
-from mmfsdp.train.prepare import preview
 
 
 def peak_of_this_process() -> int:

@@ -17,20 +17,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmfsdp.bench.bench_models import random_batch, random_model
-from mmfsdp.bench.spawn_ranks import on_ranks
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
-from mmfsdp.data.batch import Batch
-from mmfsdp.models import TokenIds
+from mmfsdp.kit.bench.bench_models import random_batch, random_model
+from mmfsdp.kit.bench.spawn_ranks import on_ranks
+from mmfsdp.kit.data.batch import Batch
+from mmfsdp.kit.models import TokenIds
+from mmfsdp.kit.train.cpu_memory import cpu_memory
+from mmfsdp.kit.train.evaluate import HeldOut
+from mmfsdp.kit.train.meters import OPERATORS, Collectives
+from mmfsdp.kit.train.optimizer import build_optimizer
 from mmfsdp.params import BackboneParams, FSDPParams, ModelKind, ModelParams, ParamError, TrainParams
 from mmfsdp.planning import make_plan
 from mmfsdp.predict import Estimate, estimate
-from mmfsdp.train.cpu_memory import cpu_memory
-from mmfsdp.train.evaluate import HeldOut
-from mmfsdp.train.meters import OPERATORS, Collectives
-from mmfsdp.train.optimizer import build_optimizer
 from tests.parity import bytes_held, local
 
 WORDS, LENGTH = 1000, 24

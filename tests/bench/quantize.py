@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmfsdp.bench.bench_models import flamingo_batch, model_params, random_model
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.quantize import dequantize, matrices, quantize, quantize_model
-from mmfsdp.data.sources import open_source
-from mmfsdp.models.build import build_model
+from mmfsdp.kit.bench.bench_models import flamingo_batch, model_params, random_model
+from mmfsdp.kit.data.open_sources import open_source
+from mmfsdp.kit.models.build import build_model
+from mmfsdp.kit.shapes.pretrain import ensure_backbones
 from mmfsdp.params import FrozenDtype, FSDPParams, load
-from mmfsdp.shapes.pretrain import ensure_backbones
 
 FORMS = ("bf16", "int8", "nf4")
 

@@ -25,9 +25,9 @@ def rank_loop(folder: str) -> None:
     import torch.distributed as dist
 
     from mmfsdp import FSDPParams, train_step, wrap_fsdp
-    from mmfsdp.bench.bench_models import random_model
-    from mmfsdp.bench.bench_step import batch_for
-    from mmfsdp.hangs.rank_server import serve
+    from mmfsdp.kit.bench.bench_models import random_model
+    from mmfsdp.kit.bench.bench_step import batch_for
+    from mmfsdp.kit.hangs.rank_server import serve
     from mmfsdp.params import load
 
     torch.set_num_threads(1)

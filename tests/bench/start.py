@@ -21,8 +21,8 @@ from statistics import median
 import psutil
 
 from mmfsdp import Run
-from mmfsdp.run.folder import read_heartbeat, read_json
-from mmfsdp.run.stages import progress_of
+from mmfsdp.kit.run.files.folder import read_heartbeat, read_json
+from mmfsdp.kit.run.files.stages import progress_of
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND, COCKPIT, WARM = "command", "cockpit", "cockpit, warm"
@@ -32,10 +32,10 @@ from mmfsdp import launch
 from mmfsdp.params import load
 params = load("tiny").change(**{changes})
 if {way!r} != "command":
-    from mmfsdp.train.prepare import prepare
+    from mmfsdp.kit.train.prepare import prepare
     params = prepare(params)
 if {way!r} == "cockpit, warm":
-    from mmfsdp.run.warm import socket_path, start_warm
+    from mmfsdp.kit.run.ranks.warm import socket_path, start_warm
     warm = start_warm()
     while not socket_path(dict(os.environ)).exists():
         time.sleep(0.05)

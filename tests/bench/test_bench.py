@@ -13,18 +13,18 @@ import torch.distributed as dist
 from ranks import fake_group
 from tiny import tiny_batch, tiny_flamingo
 
-from mmfsdp.bench import bench_models, spawn_ranks
-from mmfsdp.bench.bench_models import COMPARED, CORNSTARCH, IN_HEAD, METHODS, OPENFLAMINGO, OURS, random_model
-from mmfsdp.bench.bench_step import LARGE, batch_for, bench_step, table
-from mmfsdp.cli import main
 from mmfsdp.core.token_loss import computes_loss_in_head
-from mmfsdp.models.kinds import kind_of
-from mmfsdp.models.loss_in_head import loss_in_head
+from mmfsdp.kit.bench import bench_models, spawn_ranks
+from mmfsdp.kit.bench.bench_models import COMPARED, CORNSTARCH, IN_HEAD, METHODS, OPENFLAMINGO, OURS, random_model
+from mmfsdp.kit.bench.bench_step import LARGE, batch_for, bench_step, table
+from mmfsdp.kit.cli import main
+from mmfsdp.kit.models.kinds import kind_of
+from mmfsdp.kit.models.loss_in_head import loss_in_head
+from mmfsdp.kit.train.prepare import _kept_model
 from mmfsdp.params import FSDPParams, ParamError, load
 from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate
 from mmfsdp.predict.memory_events import record_memory
-from mmfsdp.train.prepare import _kept_model
 from tests.bench.mutants import FAST_TESTS, REAL_TESTS, all_mutants, equal_mutants, mutants_of, noting_calls
 
 ROOT = Path(__file__).resolve().parent.parent.parent

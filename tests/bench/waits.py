@@ -16,8 +16,8 @@ from unittest import mock
 import torch
 import transformers
 
-from mmfsdp.data.chat import AsIs
-from mmfsdp.models.given_values import GivenValues, unwrap
+from mmfsdp.kit.data.chat import AsIs
+from mmfsdp.kit.models.values_on_host import GivenValues, unwrap
 from tests import families
 from tests.pretend_cuda import PretendCuda, Waits, pretend
 

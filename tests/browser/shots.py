@@ -14,8 +14,8 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
-from mmfsdp.widgets.compare import write_comparison
-from mmfsdp.widgets.report import write_report
+from mmfsdp.kit.widgets.compare import write_comparison
+from mmfsdp.kit.widgets.report import write_report
 
 from .lab import PATIENCE_MS, ROOT, SHOTS, chromium, jupyterlab, open_notebook, run_cell, set_theme, write_notebook
 
@@ -42,8 +42,10 @@ CELLS = {
     "many = launch(named, entry='tests.launch_entries:stream')\nRunPanel(many.path)",
     "end": "many.cancel()",
     "check": "check()",
-    "plan": "from IPython.display import HTML, display\nfrom mmfsdp.widgets.plan_page import PlannedRun, plan_page\n"
-    "from mmfsdp.widgets.style import STYLE\nfrom mmfsdp.train.prepare import previews\nparams = load('tiny')\n"
+    "plan": "from IPython.display import HTML, display\n"
+    "from mmfsdp.kit.widgets.plan_page import PlannedRun, plan_page\n"
+    "from mmfsdp.kit.widgets.style import STYLE\nfrom mmfsdp.kit.train.prepare import previews\n"
+    "params = load('tiny')\n"
     "*_, (plan, cost) = previews(params)\n"
     "display(HTML(STYLE + plan_page(PlannedRun(params, plan, cost), machine='laptop')))",
     "printed": "print(plan)\nprint(cost)",

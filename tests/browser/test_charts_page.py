@@ -13,19 +13,19 @@ from lab import chromium, jupyterlab, open_notebook, run_cell, set_theme, shot, 
 from playwright.sync_api import expect
 
 from mmfsdp import RunParams
-from mmfsdp.run.folder import MetricsWriter
+from mmfsdp.kit.run.files.folder import MetricsWriter
 
 pytestmark = pytest.mark.real
 
 STEPS = 5000
 CELLS = {
-    "charts": "from mmfsdp.widgets.charts import Charts\n"
+    "charts": "from mmfsdp.kit.widgets.charts.charts import Charts\n"
     "charts = Charts('measured', total=5000, predicted={'memory_bytes': 60 << 20})\ncharts",
     "panel": "from mmfsdp.widgets import RunPanel\nRunPanel('measured')",
-    "slow": "import mmfsdp.widgets.charts as module\n"
+    "slow": "import mmfsdp.kit.widgets.charts.charts as module\n"
     "wait = 'if (!window.mmWaited) { window.mmWaited = true; await new Promise(done => setTimeout(done, 3000)); }'\n"
     "module._MODULE = wait + module._MODULE\nslow = module.Charts('measured')\nslow",
-    "more": "import time\nfrom mmfsdp.run.folder import MetricsWriter\n"
+    "more": "import time\nfrom mmfsdp.kit.run.files.folder import MetricsWriter\n"
     "MetricsWriter('measured').write({'step': 5001, 'time': 1501.0, 'loss': 0.125})\ntime.sleep(4)\n"
     "print('asked while busy', charts.rows)",
     "renewed": "print('given anew', slow._renewals)",

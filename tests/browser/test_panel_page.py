@@ -8,7 +8,7 @@ import pytest
 from lab import chromium, open_notebook, press, run_cell, set_theme, shot, write_notebook
 from playwright.sync_api import expect
 
-from mmfsdp.widgets.style import KERNEL_GONE
+from mmfsdp.kit.widgets.style import KERNEL_GONE
 
 pytestmark = pytest.mark.real
 

@@ -8,21 +8,21 @@ from lab import chromium, serious_findings, shot, smallest_text
 from playwright.sync_api import expect
 from torch import nn
 
+from mmfsdp.kit.run.files.folder import read_json, write_json
+from mmfsdp.kit.run.state import RankProgress
+from mmfsdp.kit.run.trouble import Trouble
+from mmfsdp.kit.widgets.banner import banner, tracebacks
+from mmfsdp.kit.widgets.charts.charts_page import charts_html
+from mmfsdp.kit.widgets.compare import write_comparison
+from mmfsdp.kit.widgets.markup import note
+from mmfsdp.kit.widgets.pictures.plan_pictures import plan_pictures
+from mmfsdp.kit.widgets.pictures.rank_grid import rank_grid
+from mmfsdp.kit.widgets.report import write_report
+from mmfsdp.kit.widgets.static_files import cockpit_sheet, folds_module
+from mmfsdp.kit.widgets.style import STYLE, WIDGET_STYLE
 from mmfsdp.params import FSDPParams, RunParams, TrainParams
 from mmfsdp.planning import make_plan
 from mmfsdp.predict.timeline import step_timeline
-from mmfsdp.run.folder import read_json, write_json
-from mmfsdp.run.state import RankProgress
-from mmfsdp.run.trouble import Trouble
-from mmfsdp.widgets.banner import banner, tracebacks
-from mmfsdp.widgets.charts_page import charts_html
-from mmfsdp.widgets.compare import write_comparison
-from mmfsdp.widgets.markup import note
-from mmfsdp.widgets.plan_pictures import plan_pictures
-from mmfsdp.widgets.rank_grid import rank_grid
-from mmfsdp.widgets.report import write_report
-from mmfsdp.widgets.static_files import cockpit_sheet, folds_module
-from mmfsdp.widgets.style import STYLE, WIDGET_STYLE
 
 pytestmark = pytest.mark.real
 

@@ -12,9 +12,9 @@ from torch.optim.lr_scheduler import OneCycleLR
 from mmfsdp import checkpoint
 from mmfsdp.checkpoint.steps import complete_checkpoints
 from mmfsdp.core.step import train_step
+from mmfsdp.kit.train.optimizer import build_optimizer
 from mmfsdp.params import FSDPParams, ParamError, StateDictType, TrainParams
 from mmfsdp.planning import wrap_fsdp
-from mmfsdp.train.optimizer import build_optimizer
 from tests.ranks import on_ranks
 from tests.tiny import tiny_batch, tiny_flamingo
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mmfsdp import RunParams, cli
-from mmfsdp.run.folder import LOSS_TITLE, MetricsWriter, write_json
-from mmfsdp.run.record import RunRecord, Status
-from mmfsdp.run.state import age, find_runs
+from mmfsdp import RunParams
+from mmfsdp.kit import cli
+from mmfsdp.kit.run.files.folder import LOSS_TITLE, MetricsWriter, write_json
+from mmfsdp.kit.run.files.record import RunRecord, Status
+from mmfsdp.kit.run.state import age, find_runs
 from tests.processes import in_fresh_python
 from tests.run.test_runs import record
 from tests.waiting import runs_of, until
@@ -46,7 +47,9 @@ def test_runs_lists_what_there_is_without_torch(tmp_path):
     os.utime(tmp_path / "cut", (0, 0))
     (tmp_path / "nothing").mkdir()
     (tmp_path / "file").touch()
-    code = f"import sys; from mmfsdp.cli import main; main(['runs', {str(tmp_path)!r}]); print('torch' in sys.modules)"
+    code = (
+        f"import sys; from mmfsdp.kit.cli import main; main(['runs', {str(tmp_path)!r}]); print('torch' in sys.modules)"
+    )
     out = in_fresh_python(code)
     head, *printed, torch = out.splitlines()
     lines = "\n".join(printed).replace("\n  ", "  ").splitlines()

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from mmfsdp.cli import build_parser
+from mmfsdp.kit.cli import build_parser
 from mmfsdp.params import ParamError, RunParams, load
 from mmfsdp.params.flags import params_of, read_words
 

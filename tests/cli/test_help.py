@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from mmfsdp import cli
+from mmfsdp.kit import cli
 from tests.processes import in_fresh_python
 
 BENCHES = ["bench wrap", "bench step"]
@@ -15,7 +15,7 @@ MISTAKES = ("nothing'", "is missing", "is there twice", "is not", "invalid choic
 """Each answer to a mistake has one of these words."""
 CODE = """
 import contextlib, io, json, sys
-from mmfsdp import cli
+from mmfsdp.kit import cli
 answers = {}
 for line in json.load(sys.stdin):
     out, err = io.StringIO(), io.StringIO()

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from mmfsdp import cli
-from mmfsdp.cli import interrupts
+from mmfsdp.kit import cli
+from mmfsdp.kit.cli import interrupts
 
 CODE = """
 import os, signal, sys
@@ -31,7 +31,7 @@ sys.exit(main())
 @pytest.mark.real
 def test_ctrl_c_while_the_command_is_imported_ends_it_in_one_line():
     heeds, ignores = (CODE.format(handler=f"signal.{name}") for name in ("default_int_handler", "SIG_IGN"))
-    for module in ("mmfsdp.cli", "pydantic", "mmfsdp.cli.running"):
+    for module in ("mmfsdp.kit.cli", "pydantic", "mmfsdp.kit.cli.running"):
         ended = subprocess.run([sys.executable, "-c", heeds, module], capture_output=True, text=True)
         assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "\nmmfsdp: interrupted\n"), module
     goes_on = subprocess.run([sys.executable, "-c", ignores, "pydantic"], capture_output=True, text=True)

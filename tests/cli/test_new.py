@@ -8,9 +8,10 @@ import pytest
 from PIL import Image
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
-from mmfsdp import RunParams, cli
-from mmfsdp.data import open_splits
-from mmfsdp.run.folder import read_json
+from mmfsdp import RunParams
+from mmfsdp.kit import cli
+from mmfsdp.kit.data import open_splits
+from mmfsdp.kit.run.files.folder import read_json
 from tests.tiny_run import LANGUAGE, write_language
 from tests.tiny_vlms import save_vlm
 

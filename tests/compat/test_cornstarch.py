@@ -35,8 +35,8 @@ from transformers.models.clip import CLIPImageProcessor, CLIPVisionConfig, CLIPV
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from mmfsdp.models import MultimodalModel
-from mmfsdp.models import VisionEncoder as ModalEncoderModule
+from mmfsdp.kit.models import MultimodalModel
+from mmfsdp.kit.models import VisionEncoder as ModalEncoderModule
 from tests.ranks import fake_group, on_ranks
 
 SIZES = {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -21,15 +21,15 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import CustomPolicy, transformer_auto_wrap_policy
 from torch.nn.parallel import DistributedDataParallel
 
-from mmfsdp.compat.describe import describe
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.step import train_step
-from mmfsdp.models.cross_attention import FlamingoLayer
+from mmfsdp.kit.compat.describe import describe
+from mmfsdp.kit.models.cross_attention import FlamingoLayer
+from mmfsdp.kit.train.meters import Collectives
+from mmfsdp.kit.train.optimizer import build_optimizer
 from mmfsdp.params import FSDPParams, TrainParams
 from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate
-from mmfsdp.train.meters import Collectives
-from mmfsdp.train.optimizer import build_optimizer
 from tests.parity import wire
 from tests.ranks import fake_group
 

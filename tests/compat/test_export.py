@@ -9,11 +9,11 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import mmfsdp
 from mmfsdp import Flamingo, ParamError, build_model, checkpoint
-from mmfsdp.compat.export import export, load_pretrained, save_pretrained
-from mmfsdp.compat.openflamingo import load_open_flamingo
+from mmfsdp.kit.compat.export import export, load_pretrained, save_pretrained
+from mmfsdp.kit.compat.openflamingo import load_open_flamingo
+from mmfsdp.kit.run.files.folder import read_metrics
+from mmfsdp.kit.train.evaluate import load_run
 from mmfsdp.params import RunParams
-from mmfsdp.run.folder import read_metrics
-from mmfsdp.train.evaluate import load_run
 from tests.models.test_multimodal_run import MULTIMODAL
 from tests.tiny_run import tiny_run
 from tests.train.test_train import go  # noqa: F401  # a fixture

@@ -22,11 +22,11 @@ from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.step import check_step, train_step
 from mmfsdp.core.weights import take_weights
 from mmfsdp.core.wrap import apply_plan
+from mmfsdp.kit.train.meters import Collectives, register_counting_kernels
+from mmfsdp.kit.train.optimizer import build_optimizer, build_scaler
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate
-from mmfsdp.train.meters import Collectives, register_counting_kernels
-from mmfsdp.train.optimizer import build_optimizer, build_scaler
 from tests.parity import local, plain_name, wire
 from tests.ranks import fake_group
 

@@ -15,15 +15,15 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from mmfsdp import cli
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.micro_batch import check_loss
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
+from mmfsdp.kit import cli
+from mmfsdp.kit.train.optimizer import build_optimizer
 from mmfsdp.lint.plan import lint
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.planning import make_plan, wrap_fsdp
-from mmfsdp.train.optimizer import build_optimizer
 from tests.parity import local, plain_name
 from tests.ranks import fake_group
 

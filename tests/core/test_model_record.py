@@ -15,9 +15,9 @@ from mmfsdp.core.inference import keep_gathered
 from mmfsdp.core.model_record import plan_of, record_of
 from mmfsdp.core.names import plain_name, unwrapped
 from mmfsdp.core.step import train_step
+from mmfsdp.kit.train.optimizer import build_optimizer
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.planning import make_plan, wrap_fsdp
-from mmfsdp.train.optimizer import build_optimizer
 
 BACKENDS = ("DDP", "FSDP1", "FSDP2")
 

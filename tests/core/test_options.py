@@ -11,9 +11,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import register_fsdp_forward_method
 
 from mmfsdp.core.wrap import apply_plan
+from mmfsdp.kit.train.cpu_memory import cpu_memory
 from mmfsdp.params import FSDPParams, ParamError
 from mmfsdp.planning import make_plan, wrap_fsdp
-from mmfsdp.train.cpu_memory import cpu_memory
 from tests.parity import whole
 
 BACKENDS = ("DDP", "FSDP1", "FSDP2")

@@ -25,9 +25,9 @@ from mmfsdp.core.inference import keep_gathered
 from mmfsdp.core.model_record import plan_of
 from mmfsdp.core.names import plain_name
 from mmfsdp.core.step import train_step
+from mmfsdp.kit.train.meters import Collectives
 from mmfsdp.params import FSDPParams, ParamError
 from mmfsdp.planning import wrap_fsdp
-from mmfsdp.train.meters import Collectives
 from tests import pages
 
 pytestmark = pytest.mark.real

@@ -13,10 +13,10 @@ from transformers import DynamicCache, T5Config, T5ForConditionalGeneration
 from mmfsdp.core import model_record
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.plan import WrapPlan
-from mmfsdp.models import build_language
+from mmfsdp.kit.models import build_language
+from mmfsdp.kit.train.prepare import frozen_model, preview
 from mmfsdp.params import BackboneParams, FSDPParams, ParamError, load, preset_names
 from mmfsdp.planning import make_plan, wrap_fsdp
-from mmfsdp.train.prepare import frozen_model, preview
 from tests.processes import in_fresh_python
 from tests.ranks import fake_group
 

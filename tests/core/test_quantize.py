@@ -20,7 +20,7 @@ from mmfsdp.core.fake_tensors import fake_mode
 from mmfsdp.core.trace import trace
 from mmfsdp.core.weights import QuantizedWeights
 from mmfsdp.core.wrap import apply_plan
-from mmfsdp.models import build_language
+from mmfsdp.kit.models import build_language
 from mmfsdp.params import BackboneParams, FrozenDtype, FSDPParams, ParamError
 from mmfsdp.planning import make_plan
 from mmfsdp.quantized import int8, nf4

@@ -13,10 +13,10 @@ from torch import nn
 
 from mmfsdp.core.gradient_sync import gradient_sync
 from mmfsdp.core.wrap import apply_plan
+from mmfsdp.kit.train.meters import Collectives
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate
-from mmfsdp.train.meters import Collectives
 from tests.parity import bytes_held, wire
 from tests.ranks import fake_group, in_processes, on_ranks
 

@@ -15,13 +15,13 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from mmfsdp.compat.describe import describe
 from mmfsdp.core.quantize import quantize_model
 from mmfsdp.core.wrap import apply_plan
+from mmfsdp.kit.compat.describe import describe
+from mmfsdp.kit.train.meters import Collectives
 from mmfsdp.params import FSDPParams, TrainParams
 from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate
-from mmfsdp.train.meters import Collectives
 from tests import families
 from tests.pages import PAGES
 from tests.parity import whole, wire

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from mmfsdp import checkpoint
 from mmfsdp.checkpoint.tensors import model_tensors, optimizer_tensors
 from mmfsdp.core.step import train_step
+from mmfsdp.kit.train.optimizer import build_optimizer
 from mmfsdp.params import FSDPParams, ParamError, StateDictType, TrainParams
 from mmfsdp.planning import wrap_fsdp
-from mmfsdp.train.optimizer import build_optimizer
 from tests.parity import whole
 from tests.ranks import on_ranks
 from tests.tiny import tiny_batch, tiny_flamingo

@@ -11,9 +11,9 @@ from tiny import tiny_batch, tiny_flamingo
 from torch import nn
 
 from mmfsdp.core.step import train_step
+from mmfsdp.kit.train.optimizer import Scaler, build_optimizer, build_scaler
 from mmfsdp.params import FSDPParams, TrainParams
 from mmfsdp.planning import wrap_fsdp
-from mmfsdp.train.optimizer import Scaler, build_optimizer, build_scaler
 from tests.parity import local, plain_name
 
 CASES = {

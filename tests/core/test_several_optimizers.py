@@ -13,10 +13,10 @@ from mmfsdp.checkpoint.tensors import read_parameter
 from mmfsdp.core.even_batches import even_batches
 from mmfsdp.core.optimizer_states import changes_elements_alone
 from mmfsdp.core.several_optimizers import SeveralOptimizers
+from mmfsdp.kit.train.muon import Muon
+from mmfsdp.kit.train.optimizer import build_optimizer
+from mmfsdp.kit.train.prepare import prepare
 from mmfsdp.params import FSDPParams, ParamError, RunParams, TrainParams
-from mmfsdp.train.muon import Muon
-from mmfsdp.train.optimizer import build_optimizer
-from mmfsdp.train.prepare import prepare
 from tests.core.test_own_loop import inputs_of, llama
 from tests.ranks import on_ranks
 from tests.tiny_run import tiny_run

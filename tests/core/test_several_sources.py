@@ -10,9 +10,9 @@ from torch.optim import SGD
 from mmfsdp.checkpoint.tensors import model_tensors
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
+from mmfsdp.kit.train.optimizer import build_optimizer
 from mmfsdp.params import FSDPParams, TrainParams
 from mmfsdp.planning import make_plan
-from mmfsdp.train.optimizer import build_optimizer
 from tests.parity import plain_name, whole
 from tests.ranks import on_ranks
 from tests.tiny import tiny_batch, tiny_flamingo

@@ -14,9 +14,9 @@ from transformers.modeling_outputs import CausalLMOutput, SequenceClassifierOutp
 
 from mmfsdp.core.micro_batch import MappingBatch, label_tokens, lint_loss
 from mmfsdp.core.step import train_step
-from mmfsdp.models.loss_in_head import loss_in_head
+from mmfsdp.kit.models.loss_in_head import loss_in_head
+from mmfsdp.kit.train.optimizer import build_optimizer, lr_factor
 from mmfsdp.params import ParamError, Schedule, TrainParams
-from mmfsdp.train.optimizer import build_optimizer, lr_factor
 
 
 def texts() -> Mapping:

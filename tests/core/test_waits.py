@@ -14,9 +14,9 @@ from mmfsdp.core.precision import cast_inputs
 from mmfsdp.core.quantize import quantize_model
 from mmfsdp.core.recompute import checkpoint_activations
 from mmfsdp.core.step import train_step
+from mmfsdp.kit.train.features import FeatureCache
+from mmfsdp.kit.train.optimizer import Scaler, build_optimizer
 from mmfsdp.params import FSDPParams, TrainParams
-from mmfsdp.train.features import FeatureCache
-from mmfsdp.train.optimizer import Scaler, build_optimizer
 
 FORMS = ("fp32", "bf16", "fp16", "int8", "nf4")
 

@@ -17,11 +17,11 @@ from mmfsdp.core.quantize import quantize_model
 from mmfsdp.core.step import train_step
 from mmfsdp.core.weights import take_weights
 from mmfsdp.core.wrap import apply_plan
+from mmfsdp.kit.train.meters import Collectives
+from mmfsdp.kit.train.optimizer import build_optimizer, build_scaler
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.planning import make_plan, wrap_fsdp
 from mmfsdp.predict import estimate
-from mmfsdp.train.meters import Collectives
-from mmfsdp.train.optimizer import build_optimizer, build_scaler
 from tests.core.test_several_sources import trained
 from tests.cover import kept, selected
 from tests.parity import bytes_held, local, plain_name, whole, wire

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import yaml
 from books import FOLDER, ROOT, read
 
-from mmfsdp.cli.class_copy import tagged
+from mmfsdp.kit.cli.class_copy import tagged
 
 UNITS = (
     "percent|bytes?|GiB|MiB|KiB|GB|MB|kB|ms|seconds?|minutes?|microseconds?|bits?|times|GPUs?|ranks?|parameters|"

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from books import read
 
-from mmfsdp import cli
-from mmfsdp.cli.class_copy import TUTOR_NOTE
+from mmfsdp.kit import cli
+from mmfsdp.kit.cli.class_copy import TUTOR_NOTE
 from tests.test_install import make_wheel
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,13 +8,13 @@ from books import FOLDER, ROOT, read, solutions, tagged
 from course.lessons import frozen, planned
 
 from mmfsdp import FSDPParams, build_model, estimate, freeze, make_plan
+from mmfsdp.kit.run.replay.recording import BEAT, Recording
+from mmfsdp.kit.run.replay.replay import DEFAULT_SPEED
 from mmfsdp.params import load
 from mmfsdp.predict import machine_of, on_mesh, step_time
-from mmfsdp.run.recording import BEAT, Recording
-from mmfsdp.run.replay import DEFAULT_SPEED
 
 DECK = (ROOT / "slides" / "deck.md").read_text(encoding="utf-8").replace("&nbsp;", " ")
-RECORDINGS = ROOT / "mmfsdp" / "run" / "recordings"
+RECORDINGS = ROOT / "mmfsdp/kit/run/replay/recordings"
 GiB = 2**30
 RECIPES = {"stage 1": ("llava_stage1", None), "stage 2": ("llava_stage2", None), "LoRA": ("llava_lora", 16)}
 

@@ -18,7 +18,7 @@ from course.lessons import small_run, train
 from course.script import edit_script
 
 from mmfsdp import sweep
-from mmfsdp.widgets import ranks_magic
+from mmfsdp.kit.widgets.ranks_cell import ranks_magic
 
 TESTS = {}
 for lesson in LESSONS:

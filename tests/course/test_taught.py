@@ -91,7 +91,7 @@ def test_what_torchs_ddp_does_besides():
     """Its buckets are a second copy of the gradients; with buffers, a forward begins with a broadcast."""
     from torch.nn.parallel import DistributedDataParallel
 
-    from mmfsdp.train.meters import Collectives, cpu_memory
+    from mmfsdp.kit.train.meters import Collectives, cpu_memory
 
     def held(**options):
         module = torch.nn.Linear(1000, 1000)

@@ -12,7 +12,7 @@ from course.contents import contents, exercises
 from course.measure import MODES, minutes
 from course.verify import main, set_scripts_aside, with_day, with_minutes
 
-from mmfsdp.cli.class_copy import for_class, solutions, solved, tagged
+from mmfsdp.kit.cli.class_copy import for_class, solutions, solved, tagged
 from tests.processes import in_fresh_python
 
 

@@ -8,7 +8,7 @@ from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from mmfsdp.data import Sample, open_source
+from mmfsdp.kit.data import Sample, open_source
 from mmfsdp.params import DataParams
 
 PHOTOGRAPHS = Path(__file__).resolve().parent.parent / "files" / "photographs"

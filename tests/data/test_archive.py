@@ -10,7 +10,7 @@ import tarfile
 
 import pytest
 
-from mmfsdp.data.archive import Loss, Member, read_archive
+from mmfsdp.kit.data.sources.archive import Loss, Member, read_archive
 
 FILES = 40
 RECORD = 3 * 512

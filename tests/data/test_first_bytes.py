@@ -7,10 +7,10 @@ import pytest
 from material import both, picture_bytes
 from PIL import Image
 
-from mmfsdp.data.corrupt import MAX_NAME, CorruptRecord
-from mmfsdp.data.first_bytes import what_it_is
-from mmfsdp.data.pictures import open_picture
-from mmfsdp.data.row_values import check_file_name
+from mmfsdp.kit.data.corrupt import MAX_NAME, CorruptRecord
+from mmfsdp.kit.data.pictures import open_picture
+from mmfsdp.kit.data.rows.row_values import check_file_name
+from mmfsdp.kit.data.sources.first_bytes import what_it_is
 from mmfsdp.params import ParamError
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"

@@ -11,9 +11,9 @@ import pytest
 from material import both, picture_bytes, write_metadata
 
 import mmfsdp
-from mmfsdp.data import IMAGE, open_splits
-from mmfsdp.data.file_bytes import FileBytes
-from mmfsdp.data.json_scan import PIECE, JsonCursor, NotScanned
+from mmfsdp.kit.data import IMAGE, open_splits
+from mmfsdp.kit.data.sources.file_bytes import FileBytes
+from mmfsdp.kit.data.sources.json_scan import PIECE, JsonCursor, NotScanned
 from mmfsdp.params import DataParams, ParamError
 
 

@@ -7,7 +7,7 @@ import datasets
 import pytest
 from material import both, picture_bytes, write_metadata
 
-from mmfsdp.data import open_splits
+from mmfsdp.kit.data import open_splits
 from mmfsdp.params import DataParams, ParamError
 from tests.processes import in_fresh_python
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from material import CLIP_MEAN, CLIP_STD, make_tokenizer, picture_bytes, write_metadata
 
-from mmfsdp.data import Batch, Batches, Processor, batches, open_source
-from mmfsdp.data.loader import SkippedRecords, sum_skipped
+from mmfsdp.kit.data import Batch, Batches, Processor, batches, open_source
+from mmfsdp.kit.data.loader import SkippedRecords, sum_skipped
 from mmfsdp.params import DataParams, MoreParams
 
 NAMES = [f"n{i}" for i in range(48)]

@@ -5,7 +5,7 @@ import torch
 from material import make_tokenizer
 from PIL import Image
 
-from mmfsdp.data import CorruptRecord, MultimodalProcessor, Sample
+from mmfsdp.kit.data import CorruptRecord, MultimodalProcessor, Sample
 from mmfsdp.params import ParamError
 
 RED = Image.new("RGB", (9, 7), "red")

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from mmfsdp.core.micro_batch import label_tokens
-from mmfsdp.data.corrupt import CorruptRecord
-from mmfsdp.data.own_processor import OwnProcessor
-from mmfsdp.data.stream import GivenRow
+from mmfsdp.kit.data.corrupt import CorruptRecord
+from mmfsdp.kit.data.own_processor import OwnProcessor
+from mmfsdp.kit.data.sources.stream import GivenRow
 from mmfsdp.params.own import OwnCodeError
 
 

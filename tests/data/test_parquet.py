@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from material import both, picture_bytes
 
-from mmfsdp.data import open_splits
-from mmfsdp.data import parquet as parquet_file
-from mmfsdp.data.stream import Blocks, DataSlice, epoch_order
+from mmfsdp.kit.data import open_splits
+from mmfsdp.kit.data.sources import parquet as parquet_file
+from mmfsdp.kit.data.sources.stream import Blocks, DataSlice, epoch_order
 from mmfsdp.params import DataParams, ParamError
 
 PICTURE = picture_bytes()
@@ -155,7 +155,7 @@ def test_a_worker_gets_the_same_rows(tmp_path):
 def test_an_epoch_reads_each_row_group_once_and_each_row_once(tmp_path, monkeypatch):
     path = write(tmp_path / "a.parquet", captioned(400), row_group_size=20)
     size = pq.ParquetFile(path).metadata.row_group(0).total_byte_size
-    monkeypatch.setattr("mmfsdp.data.records.CACHE_BYTES", 10 * size)
+    monkeypatch.setattr("mmfsdp.kit.data.sources.records.CACHE_BYTES", 10 * size)
     cache = parquet_file.GroupCache(10 * size)
     monkeypatch.setattr(parquet_file, "_kept_groups", cache)
     source = opened(path)["train"]
@@ -194,6 +194,6 @@ def test_without_the_extra_one_error_says_what_to_install(source, tmp_path, monk
     def find_spec(name, *args):
         return None if name in ("pyarrow", "datasets") else find(name, *args)
 
-    monkeypatch.setattr(f"mmfsdp.data.{source}.find_spec", find_spec)
+    monkeypatch.setattr(f"mmfsdp.kit.data.{source}.find_spec", find_spec)
     with pytest.raises(ParamError, match=rf'data.source: .*not installed; run: pip install "mmfsdp\[{source}\]"'):
         both(tmp_path / "a.parquet", source)

@@ -12,8 +12,8 @@ from material import CLIP_MEAN, CLIP_STD, PHOTOGRAPHS, both, picture_bytes, writ
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from mmfsdp.data import open_source
-from mmfsdp.data.pictures import CorruptRecord, open_picture, to_rgb, to_tensor
+from mmfsdp.kit.data import open_source
+from mmfsdp.kit.data.pictures import CorruptRecord, open_picture, to_rgb, to_tensor
 from mmfsdp.params import DataParams, ParamError
 
 

@@ -8,8 +8,8 @@ import torch
 from material import make_tokenizer
 from PIL import Image
 
-from mmfsdp.data import END_OF_CHUNK, IMAGE, CorruptRecord, Processor, Sample, add_special_tokens
-from mmfsdp.data.batch import IGNORE
+from mmfsdp.kit.data import END_OF_CHUNK, IMAGE, CorruptRecord, Processor, Sample, add_special_tokens
+from mmfsdp.kit.data.batch import IGNORE
 
 RED = Image.new("RGB", (8, 6), "red")
 HALF = (0.5, 0.5, 0.5)

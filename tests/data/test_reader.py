@@ -7,8 +7,8 @@ import textwrap
 import pytest
 import torch
 
-from mmfsdp.data import CorruptRecord, open_sources
-from mmfsdp.data.stream import DataSlice, GivenRow
+from mmfsdp.kit.data import CorruptRecord, open_sources
+from mmfsdp.kit.data.sources.stream import DataSlice, GivenRow
 from mmfsdp.params import DataParams, ParamError
 from mmfsdp.params.own import OwnCodeError
 from tests.tracebacks import shows_package
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from pathlib import Path
 from PIL import Image
-from mmfsdp.data import Sample
+from mmfsdp.kit.data import Sample
 
 class Rows:
     def __init__(self, size=60, shape="pil"):

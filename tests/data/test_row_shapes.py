@@ -15,20 +15,12 @@ from hypothesis import strategies as st
 from material import CLIP_MEAN, CLIP_STD, both, picture_bytes, write_metadata
 from PIL import Image
 
-from mmfsdp.data import END_OF_CHUNK, IMAGE, CorruptRecord, Message, Processor, open_source
-from mmfsdp.data.batch import IGNORE
-from mmfsdp.data.row_pictures import picture_name, picture_names
-from mmfsdp.data.rows import (
-    SHAPES,
-    check_row,
-    has_system,
-    has_turns,
-    keys_not_read,
-    sample_of,
-    shape_of,
-)
-from mmfsdp.data.stream import DataSlice
-from mmfsdp.models.build import build_model
+from mmfsdp.kit.data import END_OF_CHUNK, IMAGE, CorruptRecord, Message, Processor, open_source
+from mmfsdp.kit.data.batch import IGNORE
+from mmfsdp.kit.data.rows.row_pictures import picture_name, picture_names
+from mmfsdp.kit.data.rows.rows import SHAPES, check_row, has_system, has_turns, keys_not_read, sample_of, shape_of
+from mmfsdp.kit.data.sources.stream import DataSlice
+from mmfsdp.kit.models.build import build_model
 from mmfsdp.params import DataParams, ModelParams
 from tests.tiny_vlms import save_vlm
 from tests.tiny_vlms import tokenizer as letters

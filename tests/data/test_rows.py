@@ -7,9 +7,9 @@ from itertools import islice
 import pytest
 from material import CLIP_MEAN, CLIP_STD, PHOTOGRAPHS, both, captions, make_tokenizer, picture_bytes, write_metadata
 
-from mmfsdp.data import END_OF_CHUNK, IMAGE, CorruptRecord, Processor, batches
-from mmfsdp.data.batch import IGNORE
-from mmfsdp.data.rows import sample_of
+from mmfsdp.kit.data import END_OF_CHUNK, IMAGE, CorruptRecord, Processor, batches
+from mmfsdp.kit.data.batch import IGNORE
+from mmfsdp.kit.data.rows.rows import sample_of
 from mmfsdp.params import DataParams, ParamError
 
 FILES = list(captions())

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from material import CLIP_MEAN, CLIP_STD, make_tokenizer
 from PIL import Image
 
-from mmfsdp.data import IMAGE, CorruptRecord, Message, Processor, Sample
-from mmfsdp.data.batch import QUESTION
-from mmfsdp.data.stream import DataSlice, IndexedSource
-from mmfsdp.models.build import build_model
+from mmfsdp.kit.data import IMAGE, CorruptRecord, Message, Processor, Sample
+from mmfsdp.kit.data.batch import QUESTION
+from mmfsdp.kit.data.sources.stream import DataSlice, IndexedSource
+from mmfsdp.kit.models.build import build_model
+from mmfsdp.kit.train.evaluate import exact_match
 from mmfsdp.params import ModelParams
-from mmfsdp.train.evaluate import exact_match
 from tests.tiny_vlms import save_vlm
 
 RED = Image.new("RGB", (56, 56), "red")

@@ -7,10 +7,9 @@ from itertools import combinations as pairs_of
 import numpy as np
 import pytest
 
-from mmfsdp.data import IMAGE
-from mmfsdp.params import DataParams
-from mmfsdp.shapes.drawing import render
-from mmfsdp.shapes.scenes import (
+from mmfsdp.kit.data import IMAGE
+from mmfsdp.kit.shapes.drawing import render
+from mmfsdp.kit.shapes.scenes import (
     COUNTS,
     RELATIONS,
     SIZES,
@@ -20,8 +19,9 @@ from mmfsdp.shapes.scenes import (
     draw_scene,
     split_combinations,
 )
-from mmfsdp.shapes.shapes_source import ShapesSource
-from mmfsdp.shapes.texts import every_word, some_text
+from mmfsdp.kit.shapes.shapes_source import ShapesSource
+from mmfsdp.kit.shapes.texts import every_word, some_text
+from mmfsdp.params import DataParams
 
 PARAMS = DataParams(pair_fraction=0.5)
 

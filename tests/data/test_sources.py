@@ -9,7 +9,7 @@ import shutil
 import pytest
 from material import PHOTOGRAPHS, both, captions, picture_bytes, write_metadata
 
-from mmfsdp.data import IMAGE, open_source
+from mmfsdp.kit.data import IMAGE, open_source
 from mmfsdp.params import DataParams, DataSource, ParamError
 
 

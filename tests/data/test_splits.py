@@ -6,9 +6,9 @@ from pathlib import PurePosixPath
 import pytest
 from material import both, picture_bytes, write_metadata
 
-from mmfsdp.data import open_source
-from mmfsdp.data.sources import open_sources
-from mmfsdp.data.splits import published_split
+from mmfsdp.kit.data import open_source
+from mmfsdp.kit.data.open_sources import open_sources
+from mmfsdp.kit.data.sources.splits import published_split
 from mmfsdp.params import DataParams, ParamError
 
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from material import picture_bytes
 
-from mmfsdp.data import open_source
-from mmfsdp.data.own_random import own_random
-from mmfsdp.data.records import read_records
+from mmfsdp.kit.data import open_source
+from mmfsdp.kit.data.own_random import own_random
+from mmfsdp.kit.data.sources.records import read_records
 from mmfsdp.params import DataParams
 
 THREADS = 4

@@ -7,9 +7,9 @@ import pytest
 from material import both, make_tokenizer, picture_bytes, write_metadata
 from PIL import Image
 
-from mmfsdp.data import IMAGE, CorruptRecord, Processor, batches, open_source
-from mmfsdp.data.corrupt import label_of, shorten
-from mmfsdp.data.rows import SHAPES, keys_not_read, sample_of
+from mmfsdp.kit.data import IMAGE, CorruptRecord, Processor, batches, open_source
+from mmfsdp.kit.data.corrupt import label_of, shorten
+from mmfsdp.kit.data.rows.rows import SHAPES, keys_not_read, sample_of
 from mmfsdp.params import DataParams, ParamError
 
 

@@ -9,7 +9,7 @@ import time
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from mmfsdp.data.worker_processes import worker_context
+from mmfsdp.kit.data.worker_processes import worker_context
 from mmfsdp.params.launching import JOB_SIGNALS
 
 STUCK_AT = 8

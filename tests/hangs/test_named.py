@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 import mmfsdp
-from mmfsdp.hangs import rank_server
-from mmfsdp.hangs.entered import MAX_ENTRIES, Entry, RankRecord, kind_of, parse
-from mmfsdp.hangs.find import (
+from mmfsdp.kit.hangs import rank_server
+from mmfsdp.kit.hangs.entered import MAX_ENTRIES, Entry, RankRecord, kind_of, parse
+from mmfsdp.kit.hangs.find import (
     CROSSED,
     DIFFERENT,
     ENDED,
@@ -24,10 +24,10 @@ from mmfsdp.hangs.find import (
     find_departure,
     find_hang,
 )
-from mmfsdp.hangs.order import COUNTS, FIGURES, Planned, StepOrder, step_order
-from mmfsdp.hangs.rank_server import ask, ask_lists, ranks_in, serve, socket_folder
-from mmfsdp.hangs.stacks import Frame, crash, main_stack, own_frame, short_stacks, waits_for_workers
-from mmfsdp.hangs.words import NO_ORDER, hang_words, ranks_words
+from mmfsdp.kit.hangs.order import COUNTS, FIGURES, Planned, StepOrder, step_order
+from mmfsdp.kit.hangs.rank_server import ask, ask_lists, ranks_in, serve, socket_folder
+from mmfsdp.kit.hangs.stacks import Frame, crash, main_stack, own_frame, short_stacks, waits_for_workers
+from mmfsdp.kit.hangs.words import NO_ORDER, hang_words, ranks_words
 from mmfsdp.params import TrainParams
 from mmfsdp.planning import make_plan
 from tests.mutated import cases
@@ -289,13 +289,13 @@ def test_the_line_of_a_persons_own_code_is_found_in_the_newest_stack_of_the_main
 
 def test_a_persons_own_folder_may_be_called_mmfsdp():
     ours = f'  File "{Path(mmfsdp.__file__).parent}/core/step.py", line 3 in train_step\n'
-    stack = STACK.replace('  File "/home/me/data.py"', f'{ours}  File "/home/me/mmfsdp/data.py"')
+    stack = STACK.replace('  File "/home/me/data.py"', f'{ours}  File "/home/me/mmfsdp/kit/data.py"')
     assert str(own_frame(main_stack(stack))) == "collate (data.py, line 41)"
     of_libraries = STACK.replace("/home/me/data.py", "/x/site-packages/z.py").replace("/home/me/train.py", "<frozen z>")
     ours_last = f"{of_libraries}{ours}"
     assert own_frame(main_stack(ours_last)).function == "train_step", "ours, where no frame is the person's"
     caller = f'  File "{Path(mmfsdp.__file__).parent}/widgets/ranks_worker.py", line 9 in _rank\n'
-    theirs = '  File "/home/me/mmfsdp/widgets/ranks_worker.py", line 9 in _rank'
+    theirs = '  File "/home/me/mmfsdp/kit/widgets/ranks_cell/ranks_worker.py", line 9 in _rank'
     assert short_stacks(f"{caller}{theirs}") == theirs
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmfsdp.models import Flamingo, TokenIds, build_language, build_vision
+from mmfsdp.kit.models import Flamingo, TokenIds, build_language, build_vision
 from mmfsdp.params import BackboneParams
 
 KNOWN = 60

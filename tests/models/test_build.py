@@ -10,13 +10,13 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from mmfsdp.core.freeze import freeze
-from mmfsdp.data import Sample
-from mmfsdp.models import TokenIds, build_language
-from mmfsdp.models.build import build_model
-from mmfsdp.models.generated import generated_folder
+from mmfsdp.kit.data import Sample
+from mmfsdp.kit.models import TokenIds, build_language
+from mmfsdp.kit.models.build import build_model
+from mmfsdp.kit.models.generated import generated_folder
+from mmfsdp.kit.train.evaluate import captions
 from mmfsdp.params import GENERATED, RECIPES, BackboneParams, ModelParams, ParamError, load
 from mmfsdp.planning import make_plan
-from mmfsdp.train.evaluate import captions
 from tests import tiny_run
 
 TEXT = {"context_length": 8, "vocab_size": 20, "width": 16, "heads": 2, "layers": 1}

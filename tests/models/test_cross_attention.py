@@ -2,8 +2,8 @@
 
 import torch
 
-from mmfsdp.models.cross_attention import GatedCrossAttention, media_mask
-from mmfsdp.models.perceiver import PerceiverResampler
+from mmfsdp.kit.models.cross_attention import GatedCrossAttention, media_mask
+from mmfsdp.kit.models.perceiver import PerceiverResampler
 
 TIME = torch.tensor([[0, 1, 1, 2, 3]])
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmfsdp.models.flamingo import decoder_layers, extra_arguments, passes_to_layers
+from mmfsdp.kit.models.flamingo import decoder_layers, extra_arguments, passes_to_layers
 from mmfsdp.params import ParamError
 
 NAMES = {

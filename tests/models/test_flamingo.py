@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from mmfsdp.models import Flamingo, TokenIds
-from mmfsdp.models.backbones import is_causal
-from mmfsdp.models.cross_attention import media_mask
-from mmfsdp.models.flamingo import decoder_layers
+from mmfsdp.kit.models import Flamingo, TokenIds
+from mmfsdp.kit.models.backbones import is_causal
+from mmfsdp.kit.models.cross_attention import media_mask
+from mmfsdp.kit.models.flamingo import decoder_layers
 from tests.models.conftest import greedy
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}

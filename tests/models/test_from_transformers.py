@@ -12,15 +12,15 @@ import transformers
 from peft import PeftModel
 from PIL import Image
 
-from mmfsdp.compat.export_vlm import save_adapter
-from mmfsdp.data.batch import QUESTION, Sample
-from mmfsdp.data.corrupt import CorruptRecord
-from mmfsdp.models import build_vision
-from mmfsdp.models.backbones import is_causal
-from mmfsdp.models.build import build_model, freeze_model, open_model
+from mmfsdp.kit.compat.export_vlm import save_adapter
+from mmfsdp.kit.data.batch import QUESTION, Sample
+from mmfsdp.kit.data.corrupt import CorruptRecord
+from mmfsdp.kit.models import build_vision
+from mmfsdp.kit.models.backbones import is_causal
+from mmfsdp.kit.models.build import build_model, freeze_model, open_model
+from mmfsdp.kit.shapes.small_llava import clip_names
+from mmfsdp.kit.train.prepare import prepare, preview
 from mmfsdp.params import BackboneParams, ModelParams, ParamError, RunParams
-from mmfsdp.shapes.small_llava import clip_names
-from mmfsdp.train.prepare import prepare, preview
 from tests import families
 from tests.tiny import VISION
 from tests.tiny_vlms import CHAT, FAMILIES, save_vlm

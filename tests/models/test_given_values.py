@@ -15,12 +15,12 @@ from mmfsdp.core.freeze import freeze
 from mmfsdp.core.model_record import record_of
 from mmfsdp.core.recompute import checkpoint_activations
 from mmfsdp.core.step import train_step
-from mmfsdp.data.chat import AsIs
-from mmfsdp.models.build import build_model
-from mmfsdp.models.given_values import NUMBERED, READS_NO_GRID, WITH_LENGTHS, GivenValues, unwrap
+from mmfsdp.kit.data.chat import AsIs
+from mmfsdp.kit.models.build import build_model
+from mmfsdp.kit.models.values_on_host import NUMBERED, READS_NO_GRID, WITH_LENGTHS, GivenValues, unwrap
+from mmfsdp.kit.train.optimizer import build_optimizer
+from mmfsdp.kit.train.prepare import preview
 from mmfsdp.params import FSDPParams, ModelParams, RunParams, TrainParams
-from mmfsdp.train.optimizer import build_optimizer
-from mmfsdp.train.prepare import preview
 from tests import families
 from tests.bench import waits
 from tests.families import thirds

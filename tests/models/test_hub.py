@@ -6,7 +6,7 @@ import os
 from tests.processes import in_fresh_python
 
 WORDS = """
-from mmfsdp.models import build_language, build_vision
+from mmfsdp.kit.models import build_language, build_vision
 from mmfsdp.params import BackboneParams
 print(build_language(BackboneParams(name="ann/kept"), meta=True).config.n_embd)
 for make in (

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmfsdp.compat.openflamingo import load_open_flamingo, save_open_flamingo
-from mmfsdp.models import Flamingo, TokenIds, build_language, build_vision
+from mmfsdp.kit.compat.openflamingo import load_open_flamingo, save_open_flamingo
+from mmfsdp.kit.models import Flamingo, TokenIds, build_language, build_vision
 from mmfsdp.params import BackboneParams
 
 REFERENCE = json.loads((Path(__file__).parent.parent / "files" / "open_flamingo_gpt_neox.json").read_text())

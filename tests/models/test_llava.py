@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from mmfsdp.compat.llava import load_llava
+from mmfsdp.kit.compat.llava import load_llava
 
 IMAGE = 63
 TEXT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}

@@ -18,12 +18,12 @@ from mmfsdp.checkpoint import frozen_checksums
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.quantize import quantize_model
 from mmfsdp.core.wrap import apply_plan
-from mmfsdp.models import build_language
-from mmfsdp.models.build import build_model, open_model
+from mmfsdp.kit.models import build_language
+from mmfsdp.kit.models.build import build_model, open_model
+from mmfsdp.kit.train.cpu_memory import cpu_memory
+from mmfsdp.kit.train.job import build
 from mmfsdp.params import BackboneParams, FSDPParams, ParamError, RunParams
 from mmfsdp.planning import make_plan
-from mmfsdp.train.cpu_memory import cpu_memory
-from mmfsdp.train.job import build
 from tests.parity import bytes_held, plain_name, whole
 
 VISION = {

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mmfsdp.models.attention_view import attention_weights, looking_layers, picture_attention
-from mmfsdp.models.perceiver import attend
+from mmfsdp.kit.models.attention_view import attention_weights, looking_layers, picture_attention
+from mmfsdp.kit.models.perceiver import attend
 from tests.models.test_multimodal import batch
 from tests.models.test_multimodal import build as build_multimodal
 from tests.tiny import KNOWN, tiny_batch, tiny_flamingo

@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from mmfsdp import estimate
-from mmfsdp.bench.bench_models import random_batch
 from mmfsdp.core import token_loss
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.micro_batch import IGNORED_LABEL
 from mmfsdp.core.token_loss import LossLinear, computes_loss_in_head, loss_positions
-from mmfsdp.data.batch import Batch
-from mmfsdp.models import MultimodalModel, TokenIds, build_language, build_vision
-from mmfsdp.models.build import build_model
-from mmfsdp.models.loss_in_head import loss_in_head
+from mmfsdp.kit.bench.bench_models import random_batch
+from mmfsdp.kit.data.batch import Batch
+from mmfsdp.kit.models import MultimodalModel, TokenIds, build_language, build_vision
+from mmfsdp.kit.models.build import build_model
+from mmfsdp.kit.models.loss_in_head import loss_in_head
 from mmfsdp.params import BackboneParams, FSDPParams, ModelParams, TrainParams
 from mmfsdp.planning import make_plan
 from tests import families

@@ -8,9 +8,9 @@ from torch.distributed.tensor import DTensor
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.wrap import apply_plan
-from mmfsdp.data.batch import Batch
-from mmfsdp.models import ModalEncoder, MultimodalModel, build_language, build_vision
-from mmfsdp.models.backbones import add_lora
+from mmfsdp.kit.data.batch import Batch
+from mmfsdp.kit.models import ModalEncoder, MultimodalModel, build_language, build_vision
+from mmfsdp.kit.models.backbones import add_lora
 from mmfsdp.params import BackboneParams, FSDPParams
 from mmfsdp.planning import make_plan
 from tests.bench.peaks import measure_plans

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from mmfsdp.core.freeze import freeze
-from mmfsdp.models import ModalEncoder, MultimodalModel, build_language, build_vision
-from mmfsdp.models.backbones import add_lora
+from mmfsdp.kit.models import ModalEncoder, MultimodalModel, build_language, build_vision
+from mmfsdp.kit.models.backbones import add_lora
 from mmfsdp.params import BackboneParams, FSDPParams
 from mmfsdp.planning import make_plan
 from tests.models.conftest import greedy

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from mmfsdp import checkpoint
-from mmfsdp.run.folder import read_json, read_metrics
-from mmfsdp.train.evaluate import caption_held_out
-from mmfsdp.widgets.report import report_html
+from mmfsdp.kit.run.files.folder import read_json, read_metrics
+from mmfsdp.kit.train.evaluate import caption_held_out
+from mmfsdp.kit.widgets.report import report_html
 from tests.ranks import in_processes
 from tests.tiny_run import free_port, tiny_run, train_runs
 

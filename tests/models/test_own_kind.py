@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from mmfsdp.checks.from_params import verify_run
-from mmfsdp.checks.shallow import trial_params
-from mmfsdp.compat.layout import layout_of
-from mmfsdp.models.kinds import kind_of
+from mmfsdp.kit.compat.layout import layout_of
+from mmfsdp.kit.models.kinds import kind_of
+from mmfsdp.kit.train.prepare import prepare
+from mmfsdp.kit.verify.from_params import verify_run
+from mmfsdp.kit.verify.shallow import trial_params
 from mmfsdp.params import ParamError
-from mmfsdp.train.prepare import prepare
 from tests.tiny_run import tiny_run
 
 OWN = Path(__file__).parent.parent / "files/own"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmfsdp.models import TokenIds
+from mmfsdp.kit.models import TokenIds
 
 TIED = [("llama", False), ("llama", True), ("gpt2", True), ("gpt2", False), ("opt", True), ("gpt_neox", False)]
 

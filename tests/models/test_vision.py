@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mmfsdp.models import build_vision
+from mmfsdp.kit.models import build_vision
+from mmfsdp.kit.train.cpu_memory import cpu_memory
 from mmfsdp.params import BackboneParams, ParamError
-from mmfsdp.train.cpu_memory import cpu_memory
 from tests.models.test_multimodal import TOWERS, VIT
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mmfsdp.core.token_loss import PIECE_BYTES, LossLinear
-from mmfsdp.models.build import build_model
+from mmfsdp.kit.models.build import build_model
+from mmfsdp.kit.train.prepare import kept_model, preview
 from mmfsdp.params import ParamError, load, preset_names
-from mmfsdp.train.prepare import kept_model, preview
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = {  # parameters of the checkpoints on huggingface.co

@@ -9,9 +9,9 @@ import torch.distributed as dist
 
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.wrap import apply_plan
-from mmfsdp.data import Sample
-from mmfsdp.data.batch import QUESTION
-from mmfsdp.models.build import freeze_model, open_model
+from mmfsdp.kit.data import Sample
+from mmfsdp.kit.data.batch import QUESTION
+from mmfsdp.kit.models.build import freeze_model, open_model
 from mmfsdp.params import FSDPParams, ModelParams
 from mmfsdp.planning import make_plan
 from tests.models.test_from_transformers import ONE, TEXT, TURNS

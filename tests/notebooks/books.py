@@ -10,7 +10,7 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-from mmfsdp.cli.class_copy import solutions, tagged
+from mmfsdp.kit.cli.class_copy import solutions, tagged
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "notebooks"

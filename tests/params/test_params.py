@@ -131,7 +131,7 @@ def test_shipped_profiles_of_clusters_are_sound_and_come_last(tmp_path, monkeypa
 
 
 def test_the_profiles_of_a_class_come_first_and_what_they_hide_is_told(tmp_path, monkeypatch):
-    from mmfsdp.run.site import notes
+    from mmfsdp.kit.run.slurm.site import notes
 
     monkeypatch.chdir(tmp_path)
     slurm = RunParams().change(**{"launch.executor": "slurm", "launch.cluster": "lab", "launch.ranks": 2})
@@ -158,7 +158,7 @@ def test_the_profiles_of_a_class_come_first_and_what_they_hide_is_told(tmp_path,
 
 
 def test_several_sources_are_changed_by_dotted_flag(tmp_path):
-    from mmfsdp.cli import build_parser
+    from mmfsdp.kit.cli import build_parser
     from mmfsdp.params.flags import params_of, read_words
 
     (tmp_path / "run.yaml").write_text("data: {more: [{source: json, path: docs.jsonl}, {}]}")
@@ -169,7 +169,7 @@ def test_several_sources_are_changed_by_dotted_flag(tmp_path):
 
 def test_public_names_are_functions_even_after_their_files_were_imported():
     code = (
-        "import mmfsdp.core.freeze, mmfsdp.run.launch, mmfsdp.predict\n"
+        "import mmfsdp.core.freeze, mmfsdp.kit.run.launch, mmfsdp.predict\n"
         "from mmfsdp import freeze, launch, estimate\n"
         "assert all(callable(f) for f in (freeze, launch, estimate, mmfsdp.freeze))\n"
         "assert set(mmfsdp.__all__) <= set(dir(mmfsdp))"

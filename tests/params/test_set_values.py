@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mmfsdp import freeze
-from mmfsdp.cli import build_parser
+from mmfsdp.kit.cli import build_parser
 from mmfsdp.params import (
     RECIPES,
     BackboneParams,

@@ -17,9 +17,9 @@ from transformers import AutoModelForImageTextToText, Qwen2VLConfig
 from mmfsdp import FSDPParams, make_plan
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.token_loss import LOSS_POSITIONS, computes_loss_in_head, loss_positions
-from mmfsdp.models import Flamingo, ModalEncoder, MultimodalModel, TokenIds, build_language, build_vision
-from mmfsdp.models.from_transformers import spell_out_parts
-from mmfsdp.models.loss_in_head import loss_in_head
+from mmfsdp.kit.models import Flamingo, ModalEncoder, MultimodalModel, TokenIds, build_language, build_vision
+from mmfsdp.kit.models.from_transformers import spell_out_parts
+from mmfsdp.kit.models.loss_in_head import loss_in_head
 from mmfsdp.params import BackboneParams, ModelParams
 from mmfsdp.predict.batch_work import BatchSizes, BatchWork
 

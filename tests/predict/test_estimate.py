@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from mmfsdp.cli import main
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.plan import WrapPlan
+from mmfsdp.kit.cli import main
+from mmfsdp.kit.train.prepare import preview
+from mmfsdp.kit.widgets.plan_page import PlannedRun, plan_page
 from mmfsdp.params import FSDPParams, TrainParams, load
 from mmfsdp.params.numbers import size
 from mmfsdp.planning import make_plan
@@ -29,8 +31,6 @@ from mmfsdp.predict import (
 from mmfsdp.predict.items import ON_A_GPU
 from mmfsdp.predict.seconds import copied_bytes, seconds
 from mmfsdp.predict.wire import CONTROL_BYTES, CONTROL_CALLS
-from mmfsdp.train.prepare import preview
-from mmfsdp.widgets.plan_page import PlannedRun, plan_page
 
 DIM, WORLD = 64, 8
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from mmfsdp.kit.train import prepare
 from mmfsdp.params import FSDPParams, TrainParams, load
 from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate, recordings
 from mmfsdp.predict.recordings import NOT_RECORDED, Recordings
-from mmfsdp.train import prepare
 from tests.tiny import tiny_batch, tiny_flamingo
 
 TRAIN = TrainParams(device="cpu")

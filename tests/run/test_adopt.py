@@ -5,9 +5,9 @@ import sys
 import pytest
 
 from mmfsdp import ParamError, Run, RunParams, launch
-from mmfsdp.run.adopt import changed_code, differences, find_same
-from mmfsdp.run.folder import write_json
-from mmfsdp.run.own_code import sources_of, write_code
+from mmfsdp.kit.run.adopt import changed_code, differences, find_same
+from mmfsdp.kit.run.files.folder import write_json
+from mmfsdp.kit.run.own_code import sources_of, write_code
 from tests.run.test_runs import GONE, record
 
 

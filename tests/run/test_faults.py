@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from mmfsdp import ParamError, Run, cli, launch
+from mmfsdp import ParamError, Run, launch
 from mmfsdp.checkpoint.steps import complete_checkpoints
-from mmfsdp.run.folder import read_events, read_json
-from mmfsdp.run.local import processes_of, stop_processes
-from mmfsdp.run.reasons import ADVICE, MEMORY
-from mmfsdp.run.record import Status
-from mmfsdp.train.evaluate import caption_held_out
-from mmfsdp.widgets.report import write_report
+from mmfsdp.kit import cli
+from mmfsdp.kit.run.files.folder import read_events, read_json
+from mmfsdp.kit.run.files.reasons import ADVICE, MEMORY
+from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.local import processes_of, stop_processes
+from mmfsdp.kit.train.evaluate import caption_held_out
+from mmfsdp.kit.widgets.report import write_report
 from tests.tiny_run import tiny_run
 from tests.waiting import until
 

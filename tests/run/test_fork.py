@@ -16,12 +16,12 @@ import pytest
 from tiny_run import tiny_run
 
 from mmfsdp import launch
+from mmfsdp.kit.run.files.folder import read_metrics
+from mmfsdp.kit.run.files.record import rank_status
+from mmfsdp.kit.run.local import belongs_to, process_start, processes_of
+from mmfsdp.kit.run.ranks import warm
+from mmfsdp.kit.run.ranks.address import reserved_port
 from mmfsdp.params import LaunchParams, RunParams
-from mmfsdp.run import warm
-from mmfsdp.run.address import reserved_port
-from mmfsdp.run.folder import read_metrics
-from mmfsdp.run.local import belongs_to, process_start, processes_of
-from mmfsdp.run.record import rank_status
 from tests.processes import in_fresh_python
 from tests.waiting import light, runs_of, until
 
@@ -29,7 +29,7 @@ FORKED = """
 import atexit, json, os, random, signal, sys, threading, time
 from pathlib import Path
 import numpy
-from mmfsdp.run.fork import fork, may_fork, set_output
+from mmfsdp.kit.run.ranks.fork import fork, may_fork, set_output
 
 assert may_fork()
 signal.signal(signal.SIGTERM, lambda number, frame: print("the parent's handler"))
@@ -83,7 +83,7 @@ def test_a_fork_begins_and_ends_as_a_new_python_does(tmp_path):
 def test_a_process_with_threads_is_not_forked():
     code = """
 import threading
-from mmfsdp.run.fork import may_fork
+from mmfsdp.kit.run.ranks.fork import may_fork
 before, end = may_fork(), threading.Event()
 thread = threading.Thread(target=end.wait)
 thread.start()
@@ -192,7 +192,7 @@ def test_what_a_warm_process_is_asked_wrongly_or_by_nobody_it_survives(tmp_path,
 @pytest.mark.real
 def test_a_warm_process_ends_when_nobody_has_asked_it_for_long(tmp_path):
     path = Path(tempfile.mkdtemp()) / "warm.sock"
-    code = f"from mmfsdp.run import warm; warm.IDLE_S = 3; warm.serve(warm.Path({str(path)!r}))"
+    code = f"from mmfsdp.kit.run.ranks import warm; warm.IDLE_S = 3; warm.serve(warm.Path({str(path)!r}))"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     until(path.exists)
     assert process.poll() is None
@@ -221,7 +221,7 @@ def test_a_warm_process_serves_only_what_is_as_it_was_at_its_start(tmp_path, mon
         assert warm.key_of(os.environ | {other: "other"}) != before, other
     package = tmp_path / "mmfsdp"
     shutil.copytree(Path(warm.__file__).parents[1], package, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(warm, "__file__", str(package / "run/warm.py"))
+    monkeypatch.setattr(warm, "__file__", str(package / "kit/run/ranks/warm.py"))
     copied = warm.key_of(dict(os.environ))
     with open(package / "core/wrap.py", "a") as file:
         file.write("# edited\n")
@@ -233,7 +233,7 @@ def test_a_warm_process_serves_only_what_is_as_it_was_at_its_start(tmp_path, mon
         path.parent.chmod(0o777)  # somebody else could put a socket there
         assert warm.socket_path(dict(os.environ)) is None
     monkeypatch.undo()
-    code = f"import os; os.nice(1)\nfrom mmfsdp.run import warm\nprint(warm.key_of({dict(os.environ)!r}))"
+    code = f"import os; os.nice(1)\nfrom mmfsdp.kit.run.ranks import warm\nprint(warm.key_of({dict(os.environ)!r}))"
     assert in_fresh_python(code.replace("os.nice(1)", "os.nice(0)")).strip() == warm.key_of(dict(os.environ))
     assert in_fresh_python(code).strip() != warm.key_of(dict(os.environ))
 
@@ -241,7 +241,7 @@ def test_a_warm_process_serves_only_what_is_as_it_was_at_its_start(tmp_path, mon
 def test_a_notebook_warms_up_for_local_runs_on_the_cpu_alone(monkeypatch):
     started = []
     monkeypatch.setattr(warm, "start_warm", lambda: started.append(True))
-    monkeypatch.setattr("mmfsdp.run.placement.DRIVER_FILES", ("/dev/null",))
+    monkeypatch.setattr("mmfsdp.kit.run.placement.DRIVER_FILES", ("/dev/null",))
     local, slurm = RunParams(), RunParams(launch=LaunchParams(executor="slurm"))
     monkeypatch.setenv(warm.SWITCH, "1")
     for params, wanted in ((local, 0), (local.change(**{"train.device": "cpu"}), 1), (slurm, 0)):

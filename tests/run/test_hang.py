@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from mmfsdp.kit.run.files.folder import read_heartbeat
+from mmfsdp.kit.run.ranks import hang
+from mmfsdp.kit.run.ranks.hang import HangDetector, Heartbeat
+from mmfsdp.kit.train.job import wrap
+from mmfsdp.kit.train.profile import WARMUP_STEPS, StepProfile
 from mmfsdp.params import FSDPParams, RunParams
 from mmfsdp.planning import make_plan
-from mmfsdp.run import hang
-from mmfsdp.run.folder import read_heartbeat
-from mmfsdp.run.hang import HangDetector, Heartbeat
-from mmfsdp.train.job import wrap
-from mmfsdp.train.profile import WARMUP_STEPS, StepProfile
 from tests.ranks import fake_group
 from tests.run.test_runs import GONE, record
 from tests.tiny import tiny_flamingo

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from mmfsdp import cli
 from mmfsdp.checkpoint.steps import write_marker
+from mmfsdp.kit import cli
+from mmfsdp.kit.run.files.folder import MetricsWriter, add_event, check_links, read_events, read_json, write_json
+from mmfsdp.kit.run.files.record import RunRecord, RunState, Status, because
+from mmfsdp.kit.run.handle import Run
+from mmfsdp.kit.run.progress import part_of
+from mmfsdp.kit.run.state import read_ranks, run_state, runs_table
+from mmfsdp.kit.run.trouble import headline, troubles
+from mmfsdp.kit.widgets.banner import banner, tracebacks
+from mmfsdp.kit.widgets.compare import Comparison, comparison
+from mmfsdp.kit.widgets.panel import RunPanel, rank_grid
+from mmfsdp.kit.widgets.parts import parts_line
+from mmfsdp.kit.widgets.report import report_html
 from mmfsdp.params import RunParams
-from mmfsdp.run.folder import MetricsWriter, add_event, check_links, read_events, read_json, write_json
-from mmfsdp.run.handle import Run
-from mmfsdp.run.progress import part_of
-from mmfsdp.run.record import RunRecord, RunState, Status, because
-from mmfsdp.run.state import read_ranks, run_state, runs_table
-from mmfsdp.run.trouble import headline, troubles
-from mmfsdp.widgets.banner import banner, tracebacks
-from mmfsdp.widgets.compare import Comparison, comparison
-from mmfsdp.widgets.panel import RunPanel, rank_grid
-from mmfsdp.widgets.parts import parts_line
-from mmfsdp.widgets.report import report_html
 from tests.run.test_runs import GONE, record
 
 SEQUENCES = "\x1b]52;c;ZXZpbA==\x07\x1b]0;title\x1b\\\x1b[31m\x9b2J\r\x08"

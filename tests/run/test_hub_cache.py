@@ -2,9 +2,9 @@
 
 import json
 
+from mmfsdp.kit.run.hub_cache import hub_weights, is_offline
+from mmfsdp.kit.run.slurm.slurm import sbatch_text
 from mmfsdp.params import RunParams, load
-from mmfsdp.run.hub_cache import hub_weights, is_offline
-from mmfsdp.run.slurm import sbatch_text
 from tests.processes import in_fresh_python
 
 SLURM = {"launch.executor": "slurm", "train.device": "cpu"}

@@ -14,14 +14,14 @@ import pytest
 from PIL import Image
 
 from mmfsdp import ParamError, Run, launch
-from mmfsdp.data import Sample
-from mmfsdp.run.address import address_of, check_answers, set_address
-from mmfsdp.run.folder import MetricsWriter, add_event, read_json
-from mmfsdp.run.local import process_start, processes_of, stop_processes
-from mmfsdp.run.record import RunRecord, RunState, Status
-from mmfsdp.run.start import make_folder
-from mmfsdp.run.watch import LogReader
-from mmfsdp.train.evaluate import keep_pictures
+from mmfsdp.kit.data import Sample
+from mmfsdp.kit.run.files.folder import MetricsWriter, add_event, read_json
+from mmfsdp.kit.run.files.record import RunRecord, RunState, Status
+from mmfsdp.kit.run.local import process_start, processes_of, stop_processes
+from mmfsdp.kit.run.ranks.address import address_of, check_answers, set_address
+from mmfsdp.kit.run.start import make_folder
+from mmfsdp.kit.run.watch import LogReader
+from mmfsdp.kit.train.evaluate import keep_pictures
 from tests.waiting import TESTS, light, runs_of, until
 
 
@@ -311,7 +311,7 @@ def test_a_run_is_stopped_when_its_time_is_up(start, tmp_path):
     donor = start("sleep", **{"launch.name": "donor"})
     donor.cancel()
     folder = make_folder(light(tmp_path).launch)
-    supervisor = subprocess.Popen([sys.executable, "-m", "mmfsdp.run", str(folder)], start_new_session=True)
+    supervisor = subprocess.Popen([sys.executable, "-m", "mmfsdp.kit.run", str(folder)], start_new_session=True)
     record = vars(donor.record) | {"pid": supervisor.pid, "start": process_start(supervisor.pid), "timeout_min": 0}
     RunRecord(**record).write(folder)
     assert supervisor.wait(20) == 0

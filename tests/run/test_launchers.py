@@ -17,19 +17,19 @@ import pytest
 
 import mmfsdp
 from mmfsdp import ParamError, Run, RunParams, launch
-from mmfsdp.cli import build_parser
+from mmfsdp.kit.cli import build_parser
+from mmfsdp.kit.run.files.folder import write_json
+from mmfsdp.kit.run.files.record import TRAIN, RunRecord, Status, rank_status
+from mmfsdp.kit.run.own_code import write_code
+from mmfsdp.kit.run.placement import with_ranks
+from mmfsdp.kit.run.start import make_folder, make_record
+from mmfsdp.kit.run.state import find_runs, runs_table
+from mmfsdp.kit.run.trust import UntrustedRun
+from mmfsdp.kit.widgets.report import write_report
 from mmfsdp.params import Executor
 from mmfsdp.params.flags import params_of, read_words
 from mmfsdp.params.own_modules import OwnSources
-from mmfsdp.run.folder import write_json
-from mmfsdp.run.own_code import write_code
-from mmfsdp.run.placement import with_ranks
-from mmfsdp.run.record import TRAIN, RunRecord, Status, rank_status
-from mmfsdp.run.start import make_folder, make_record
-from mmfsdp.run.state import find_runs, runs_table
-from mmfsdp.run.trust import UntrustedRun
 from mmfsdp.widgets import RunForm
-from mmfsdp.widgets.report import write_report
 from tests.processes import in_fresh_python
 from tests.run.test_runs import GONE
 from tests.waiting import TESTS, light, until
@@ -38,8 +38,8 @@ PACKAGE = Path(mmfsdp.__path__[0])
 TOY = {"call": "toy_scheduler:FolderQueue", "queue": "queue"}
 EVIL = """
 from pathlib import Path
-from mmfsdp.run.launchers.launcher import Launcher
-from mmfsdp.run.record import Status, because
+from mmfsdp.kit.run.launchers.launcher import Launcher
+from mmfsdp.kit.run.files.record import Status, because
 
 Path("it-ran").touch()
 
@@ -98,10 +98,10 @@ def test_an_executor_is_compared_by_launchers_alone():
 
 
 def test_a_launcher_is_imported_when_a_run_first_needs_it():
-    code = "import sys, mmfsdp.run.handle\nfrom mmfsdp.run.launchers.registry import launcher_named\n"
+    code = "import sys, mmfsdp.kit.run.handle\nfrom mmfsdp.kit.run.launchers.registry import launcher_named\n"
     code += "found = lambda: sorted(name for name in sys.modules if name.endswith('_launcher'))\n"
     code += "print(found()); launcher_named('replay'); print(found())"
-    assert in_fresh_python(code).split("\n")[:2] == ["[]", "['mmfsdp.run.launchers.replay_launcher']"]
+    assert in_fresh_python(code).split("\n")[:2] == ["[]", "['mmfsdp.kit.run.launchers.replay_launcher']"]
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from mmfsdp.run.record import Status
-from mmfsdp.run.state import run_state
-from mmfsdp.run.trouble import troubles
+from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.state import run_state
+from mmfsdp.kit.run.trouble import troubles
 from tests.waiting import light, runs_of
 
 pytestmark = pytest.mark.real

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from mmfsdp import Run, RunParams, checkpoint, cli, launch, sweep
+from mmfsdp import Run, RunParams, checkpoint, launch, sweep
+from mmfsdp.kit import cli
+from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.own_code import changes
+from mmfsdp.kit.run.trust import UntrustedRun, check_trusted, own_code_of
 from mmfsdp.params.own import OwnCodeError, call_own
 from mmfsdp.params.own_modules import OwnSources
-from mmfsdp.run.own_code import changes
-from mmfsdp.run.record import Status
-from mmfsdp.run.trust import UntrustedRun, check_trusted, own_code_of
 from tests.tiny_run import tiny_run
 from tests.tracebacks import shows_package
 

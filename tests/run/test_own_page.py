@@ -10,10 +10,10 @@ import torch
 import yaml
 
 from mmfsdp import build_model, launch
-from mmfsdp.data.sources import open_for
+from mmfsdp.kit.data.open_sources import open_for
+from mmfsdp.kit.train.prepare import prepare
+from mmfsdp.kit.train.try_own import try_own
 from mmfsdp.params.base import leaves
-from mmfsdp.train.prepare import prepare
-from mmfsdp.train.try_own import try_own
 from tests.pages import PAGES
 from tests.test_docs import blocks
 from tests.tiny_run import tiny_run

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mmfsdp import ParamError, Run, RunParams, cli, launch, sweep
+from mmfsdp import ParamError, Run, RunParams, launch, sweep
+from mmfsdp.kit import cli
+from mmfsdp.kit.run import placement
+from mmfsdp.kit.run.placement import count_gpus, trains_on, with_ranks
+from mmfsdp.kit.run.slurm.slurm import sbatch_text
+from mmfsdp.kit.train.prepare import preview
 from mmfsdp.params import load
-from mmfsdp.run import placement
-from mmfsdp.run.placement import count_gpus, trains_on, with_ranks
-from mmfsdp.run.slurm import sbatch_text
-from mmfsdp.train.prepare import preview
 from tests.processes import in_fresh_python
 from tests.tiny_run import tiny_run
 from tests.waiting import light, runs_of
@@ -36,7 +37,7 @@ def gpus(monkeypatch, tmp_path):
 
 COUNT = """
 import sys
-from mmfsdp.run import placement
+from mmfsdp.kit.run import placement
 placement.DRIVER_FILES = (sys.argv[1],)
 print(placement.count_gpus(), "torch" in sys.modules)
 """

@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from mmfsdp import ParamError, Run, launch
-from mmfsdp.run.folder import add_event, read_events
-from mmfsdp.run.history import BEAT, RANK
-from mmfsdp.run.recorder import recording_of
-from mmfsdp.run.recording import AGAIN
+from mmfsdp.kit.run.files.folder import add_event, read_events
+from mmfsdp.kit.run.files.history import BEAT, RANK
+from mmfsdp.kit.run.replay.recorder import recording_of
+from mmfsdp.kit.run.replay.recording import AGAIN
 from tests.tiny_run import tiny_run
 from tests.train.test_resume import curve, final, rows
 from tests.waiting import until
@@ -70,7 +70,7 @@ def test_signals_to_all_processes_of_a_run_with_data_workers_leave_no_trace(tmp_
 
 LISTENER = """
 import os, signal, subprocess, sys
-from mmfsdp.run.preempt import PREEMPT_SIGNAL, listen_for_preemption, preemption_requested
+from mmfsdp.kit.run.preempt import PREEMPT_SIGNAL, listen_for_preemption, preemption_requested
 listen_for_preemption(sigterm=True)
 child = subprocess.Popen([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"], stdout=-1)
 child.stdout.readline()

@@ -4,8 +4,8 @@ import gc
 
 import pytest
 
+from mmfsdp.kit.run.ranks.rank_imports import unused_packages, without_collections
 from mmfsdp.params import RunParams, load
-from mmfsdp.run.rank_imports import unused_packages, without_collections
 from tests.processes import in_fresh_python
 
 
@@ -40,7 +40,7 @@ def test_a_package_that_is_left_out_is_not_installed_for_this_process_alone():
 import gc, sys
 from importlib.util import find_spec
 from mmfsdp.params import load
-from mmfsdp.run.rank_imports import rank_imports
+from mmfsdp.kit.run.ranks.rank_imports import rank_imports
 with rank_imports(load("tiny")):
     import open_clip
     from open_clip.timm_model import timm

@@ -12,28 +12,28 @@ import time
 import pytest
 
 import mmfsdp
-from mmfsdp import cli
+from mmfsdp.kit import cli
+from mmfsdp.kit.run.adopt import find_same
+from mmfsdp.kit.run.files.folder import heartbeat_path, read_events, read_json, write_json
+from mmfsdp.kit.run.files.history import BACKBONES, BEAT, RANK, STATE, events_path
+from mmfsdp.kit.run.files.record import RunRecord, Status, status_values, write_status
+from mmfsdp.kit.run.handle import Run
+from mmfsdp.kit.run.progress import part_of
+from mmfsdp.kit.run.replay.player import GONE_AFTER_S, Player
+from mmfsdp.kit.run.replay.recorder import recording_of
+from mmfsdp.kit.run.replay.recording import LOG, ROW, Recording, shipped
+from mmfsdp.kit.run.replay.replay import load, params_for, play, prepare
+from mmfsdp.kit.run.replay.small_recording import record as make_recording
+from mmfsdp.kit.run.state import read_ranks, run_state, runs_table
+from mmfsdp.kit.run.trouble import STALLED, troubles
+from mmfsdp.kit.widgets.actions import Actions
+from mmfsdp.kit.widgets.compare import comparison
+from mmfsdp.kit.widgets.form import RunForm
+from mmfsdp.kit.widgets.launch_buttons import DUPLICATE, LAUNCH, STOP, LaunchButtons
+from mmfsdp.kit.widgets.panel import RunPanel
+from mmfsdp.kit.widgets.report import report_html
+from mmfsdp.kit.widgets.starter import Starter
 from mmfsdp.params import ParamError, RunParams
-from mmfsdp.run.adopt import find_same
-from mmfsdp.run.folder import heartbeat_path, read_events, read_json, write_json
-from mmfsdp.run.handle import Run
-from mmfsdp.run.history import BACKBONES, BEAT, RANK, STATE, events_path
-from mmfsdp.run.player import GONE_AFTER_S, Player
-from mmfsdp.run.progress import part_of
-from mmfsdp.run.record import RunRecord, Status, status_values, write_status
-from mmfsdp.run.recorder import recording_of
-from mmfsdp.run.recording import LOG, ROW, Recording, shipped
-from mmfsdp.run.replay import load, params_for, play, prepare
-from mmfsdp.run.small_recording import record as make_recording
-from mmfsdp.run.state import read_ranks, run_state, runs_table
-from mmfsdp.run.trouble import STALLED, troubles
-from mmfsdp.widgets.actions import Actions
-from mmfsdp.widgets.compare import comparison
-from mmfsdp.widgets.form import RunForm
-from mmfsdp.widgets.launch_buttons import DUPLICATE, LAUNCH, STOP, LaunchButtons
-from mmfsdp.widgets.panel import RunPanel
-from mmfsdp.widgets.report import report_html
-from mmfsdp.widgets.starter import Starter
 from tests.run.test_hostile_folder import CONTROLS, FILES, SEQUENCES, TAG, VALUES, folder, last_of
 from tests.run.test_runs import GONE, record
 
@@ -349,7 +349,7 @@ def test_a_mistake_is_named_before_anything_is_written(tmp_path, monkeypatch):
 
 
 def test_a_recording_that_is_too_large_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("mmfsdp.run.recording.MAX_MOMENTS", 10)
+    monkeypatch.setattr("mmfsdp.kit.run.replay.recording.MAX_MOMENTS", 10)
     with pytest.raises(ParamError, match="is too large: at most 128 MiB and 10 lines"):
         Recording.read(RECORDINGS["hang"])
 
@@ -368,7 +368,7 @@ def test_a_replay_gets_a_name_that_a_run_can_have(local_run, tmp_path, monkeypat
 def test_two_replays_that_start_at_once_get_a_folder_each(local_run, tmp_path, monkeypatch):
     """The second finds the name free, and taken a moment later."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mmfsdp.run.replay.start_detached", lambda *words, **options: None)
+    monkeypatch.setattr("mmfsdp.kit.run.replay.replay.start_detached", lambda *words, **options: None)
     lexists, looks = os.path.lexists, []
 
     def free_at_first(path) -> bool:
@@ -379,7 +379,7 @@ def test_two_replays_that_start_at_once_get_a_folder_each(local_run, tmp_path, m
             return False
         return lexists(path)
 
-    monkeypatch.setattr("mmfsdp.run.replay.os.path.lexists", free_at_first)
+    monkeypatch.setattr("mmfsdp.kit.run.replay.replay.os.path.lexists", free_at_first)
     assert mmfsdp.replay(local_run).name == "recorded-replay-2"
 
 
@@ -520,7 +520,7 @@ def test_a_long_run_makes_a_small_recording(local_run, tmp_path):
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_the_ranks_of_a_long_run_never_seem_to_hang(local_run, prepared, tmp_path, monkeypatch, is_recorded):
     """The recording leaves steps out, for hours of the run; the ranks went on meanwhile."""
-    monkeypatch.setattr("mmfsdp.run.recorder.MAX_ROWS", 500)
+    monkeypatch.setattr("mmfsdp.kit.run.replay.recorder.MAX_ROWS", 500)
     for rank in range(2):
         rows = [{"step": step, "time": LAUNCHED + 30 + step, "loss": 1.0, "step_s": 1.0} for step in range(1, 5001)]
         name = "metrics-rank1.jsonl" if rank else "metrics.jsonl"

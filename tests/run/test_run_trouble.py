@@ -10,17 +10,17 @@ from torch._utils import ExceptionWrapper
 
 import mmfsdp
 from mmfsdp import RunParams
-from mmfsdp.cli import main
-from mmfsdp.run.error_kinds import kind_of
-from mmfsdp.run.folder import MetricsWriter, read_json, write_json
-from mmfsdp.run.hang import Heartbeat
-from mmfsdp.run.reasons import ADVICE, DISK, GONE, MEMORY, RANK, SILENCE, SKIPPED_STEPS, TIME_LIMIT, Reason
-from mmfsdp.run.record import RunState, Status, because, write_status
-from mmfsdp.run.state import read_ranks, run_state
-from mmfsdp.run.trouble import headline, is_ending, troubles
-from mmfsdp.run.watch import follow
-from mmfsdp.widgets.banner import banner, tracebacks
-from mmfsdp.widgets.report import report_html
+from mmfsdp.kit.cli import main
+from mmfsdp.kit.run.error_kinds import kind_of
+from mmfsdp.kit.run.files.folder import MetricsWriter, read_json, write_json
+from mmfsdp.kit.run.files.reasons import ADVICE, DISK, GONE, MEMORY, RANK, SILENCE, SKIPPED_STEPS, TIME_LIMIT, Reason
+from mmfsdp.kit.run.files.record import RunState, Status, because, write_status
+from mmfsdp.kit.run.ranks.hang import Heartbeat
+from mmfsdp.kit.run.state import read_ranks, run_state
+from mmfsdp.kit.run.trouble import headline, is_ending, troubles
+from mmfsdp.kit.run.watch import follow
+from mmfsdp.kit.widgets.banner import banner, tracebacks
+from mmfsdp.kit.widgets.report import report_html
 from tests.run.test_runs import record
 
 NAN = float("nan")
@@ -128,7 +128,7 @@ def test_a_killed_rank_is_told_once(folder):
 
 
 def test_the_rank_that_failed_first_stands_first_and_is_marked(folder):
-    from mmfsdp.widgets.panel import rank_grid
+    from mmfsdp.kit.widgets.panel import rank_grid
 
     report_failure(folder, 0, "RuntimeError: Connection closed by peer", at=9.0)
     report_failure(folder, 1, "ValueError: the cause", at=8.0)
@@ -263,8 +263,10 @@ def searched(tree):
 
 def test_no_words_for_people_are_searched():
     assert list(searched(ast.parse("'not finite' in trouble.text or state.reason.startswith('x')"))), "it finds them"
-    for room in ("run", "hangs", "site_check", "widgets", "cli"):
-        for path in (PACKAGE / room).rglob("*.py"):
+    for room in ("run", "hangs", "check", "widgets", "cli"):
+        paths = list((PACKAGE / "kit" / room).rglob("*.py"))
+        assert paths
+        for path in paths:
             assert not list(searched(ast.parse(path.read_text()))), path
 
 

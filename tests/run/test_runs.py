@@ -13,12 +13,12 @@ from dataclasses import asdict, replace
 import pytest
 
 from mmfsdp import ParamError, RunParams
-from mmfsdp.run import local
-from mmfsdp.run.folder import MetricsWriter, last_row, metrics_path, read_json, read_metrics, write_json
-from mmfsdp.run.placement import with_ranks
-from mmfsdp.run.record import RunRecord, Status, check_entry
-from mmfsdp.run.start import git_commit, make_record
-from mmfsdp.run.state import run_state
+from mmfsdp.kit.run import local
+from mmfsdp.kit.run.files.folder import MetricsWriter, last_row, metrics_path, read_json, read_metrics, write_json
+from mmfsdp.kit.run.files.record import RunRecord, Status, check_entry
+from mmfsdp.kit.run.placement import with_ranks
+from mmfsdp.kit.run.start import git_commit, make_record
+from mmfsdp.kit.run.state import run_state
 
 
 def record(**changes) -> RunRecord:
@@ -94,7 +94,7 @@ def test_an_entry_is_one_of_few(monkeypatch):
     assert check_entry("train") == "train"
     former = "mmfsdp.train.evaluate:train_and_caption"
     assert check_entry(former) == "train_and_caption", "run.json of a run before entries had names"
-    for entry in ("os:system", "mmfsdp.train:build", "somebody.elses:code", ""):
+    for entry in ("os:system", "mmfsdp.kit.train:build", "somebody.elses:code", ""):
         with pytest.raises(ParamError, match="entry: .* is not an entry of mmfsdp"):
             check_entry(entry)
 
@@ -203,7 +203,7 @@ def test_the_state_of_any_folder_is_known(tmp_path, name):
 
 
 READ_BY_RUNS = ["run.json", "status.json", "metrics.jsonl", "logs/rank0.json", "logs/rank0.beat", "logs/supervisor.log"]
-LIST = "import sys; from mmfsdp.run.state import find_runs, runs_table; print(runs_table(find_runs(sys.argv[1])))"
+LIST = "import sys; from mmfsdp.kit.run.state import find_runs, runs_table; print(runs_table(find_runs(sys.argv[1])))"
 
 
 @pytest.mark.real

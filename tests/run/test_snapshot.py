@@ -10,17 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmfsdp.run.folder import MetricsWriter, write_json
-from mmfsdp.run.hang import Heartbeat
-from mmfsdp.run.launchers.launcher import StartedRanks
-from mmfsdp.run.progress import part_of
-from mmfsdp.run.reasons import DISK
-from mmfsdp.run.record import Status
-from mmfsdp.run.snapshot import EXIT_CODE_FILE, Snapshot
-from mmfsdp.run.state import read_ranks, run_state
-from mmfsdp.run.supervisor import Supervisor
-from mmfsdp.run.trouble import troubles
-from mmfsdp.run.watch import Progress
+from mmfsdp.kit.run.files.folder import MetricsWriter, write_json
+from mmfsdp.kit.run.files.reasons import DISK
+from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.files.snapshot import EXIT_CODE_FILE, Snapshot
+from mmfsdp.kit.run.launchers.launcher import StartedRanks
+from mmfsdp.kit.run.progress import part_of
+from mmfsdp.kit.run.ranks.hang import Heartbeat
+from mmfsdp.kit.run.state import read_ranks, run_state
+from mmfsdp.kit.run.supervisor import Supervisor
+from mmfsdp.kit.run.trouble import troubles
+from mmfsdp.kit.run.watch import Progress
 from tests.run.test_runs import record
 
 RANKS = 64

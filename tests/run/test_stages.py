@@ -5,18 +5,18 @@ import time
 import pytest
 
 from mmfsdp import RunParams
+from mmfsdp.kit.run.files import stages
+from mmfsdp.kit.run.files.folder import MetricsWriter, heartbeat_path, read_heartbeat, write_json
+from mmfsdp.kit.run.files.history import BACKBONES, BEAT, RANK, STATE, add_moment, read_moments, stage_seconds
+from mmfsdp.kit.run.files.record import TRAIN, TRAIN_AND_CAPTION, RunState, Status, write_status
+from mmfsdp.kit.run.files.stages import patience_s, progress_of, quiet_s
+from mmfsdp.kit.run.pretraining import backbones_progress, pretrain_here, pretrains
+from mmfsdp.kit.run.progress import part_of
+from mmfsdp.kit.run.ranks.hang import Heartbeat
+from mmfsdp.kit.run.state import run_state
+from mmfsdp.kit.shapes import pretrain
+from mmfsdp.kit.widgets.parts import parts_line
 from mmfsdp.params import load
-from mmfsdp.run import stages
-from mmfsdp.run.folder import MetricsWriter, heartbeat_path, read_heartbeat, write_json
-from mmfsdp.run.hang import Heartbeat
-from mmfsdp.run.history import BACKBONES, BEAT, RANK, STATE, add_moment, read_moments, stage_seconds
-from mmfsdp.run.pretraining import backbones_progress, pretrain_here, pretrains
-from mmfsdp.run.progress import part_of
-from mmfsdp.run.record import TRAIN, TRAIN_AND_CAPTION, RunState, Status, write_status
-from mmfsdp.run.stages import patience_s, progress_of, quiet_s
-from mmfsdp.run.state import run_state
-from mmfsdp.shapes import pretrain
-from mmfsdp.widgets.parts import parts_line
 from tests.run.test_runs import record
 
 
@@ -116,7 +116,7 @@ def test_a_heartbeat_that_is_opened_again_is_never_empty(tmp_path):
 
 def test_a_rank_appends_each_stage_that_it_enters_with_its_time(tmp_path, monkeypatch):
     now = 1000.0
-    monkeypatch.setattr("mmfsdp.run.history.time.time", lambda: now)
+    monkeypatch.setattr("mmfsdp.kit.run.files.history.time.time", lambda: now)
     lives = [["importing", "opening the data", "step 1 data", "step 1 compute", "step 2 data"]]
     lives.append(["importing", "planning", "planning", "step 2 data", "trained"])
     for activities in lives:
@@ -145,7 +145,7 @@ def test_a_rank_appends_each_stage_that_it_enters_with_its_time(tmp_path, monkey
 def test_how_far_the_pretraining_is_stands_in_the_folder(folder, monkeypatch):
     def ensure(params, progress):
         for step in range(1, 4):
-            monkeypatch.setattr("mmfsdp.run.pretraining.time.monotonic", lambda step=step: 1000.0 + 2 * step)
+            monkeypatch.setattr("mmfsdp.kit.run.pretraining.time.monotonic", lambda step=step: 1000.0 + 2 * step)
             progress("vision encoder", step / 10)
 
     monkeypatch.setattr(pretrain, "ensure_backbones", ensure)

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from mmfsdp import ParamError, Run, RunParams, Sweep, cli, sweep
-from mmfsdp.cli.running import grid_values
-from mmfsdp.run.folder import LOSS_TITLE, MetricsWriter, write_json
-from mmfsdp.run.local import processes_of
-from mmfsdp.run.record import Status
-from mmfsdp.run.state import runs_table
-from mmfsdp.widgets.compare import compared_runs
+from mmfsdp import ParamError, Run, RunParams, Sweep, sweep
+from mmfsdp.kit import cli
+from mmfsdp.kit.cli.running import grid_values
+from mmfsdp.kit.run.files.folder import LOSS_TITLE, MetricsWriter, write_json
+from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.local import processes_of
+from mmfsdp.kit.run.state import runs_table
+from mmfsdp.kit.widgets.compare import compared_runs
 from tests.run.test_runs import GONE, record
 from tests.waiting import until
 

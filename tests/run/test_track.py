@@ -11,12 +11,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from wandb.proto.wandb_internal_pb2 import Record
 
 from mmfsdp import ParamError, Run, launch
-from mmfsdp.cli import main
+from mmfsdp.kit.cli import main
+from mmfsdp.kit.run.files.folder import MetricsWriter, add_event, metrics_path, read_metrics, write_json, write_text
+from mmfsdp.kit.run.start import make_folder
+from mmfsdp.kit.run.state import SWEEP_FILE
+from mmfsdp.kit.run.trackers import track
 from mmfsdp.params import TrackerKind
-from mmfsdp.run import track
-from mmfsdp.run.folder import MetricsWriter, add_event, metrics_path, read_metrics, write_json, write_text
-from mmfsdp.run.start import make_folder
-from mmfsdp.run.state import SWEEP_FILE
 from tests.run.test_runs import record
 from tests.tiny_run import tiny_run
 from tests.waiting import light, until
@@ -217,5 +217,5 @@ def log(run: Run) -> str:
 
 def tracking(run: Run) -> bool:
     """Return whether a process tracks the run."""
-    found = subprocess.run(["pgrep", "-f", f"mmfsdp.run {run.path} track"], capture_output=True)
+    found = subprocess.run(["pgrep", "-f", f"mmfsdp.kit.run {run.path} track"], capture_output=True)
     return found.returncode == 0

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from mmfsdp import ParamError, Run, RunParams, cli
+from mmfsdp import ParamError, Run, RunParams
+from mmfsdp.kit import cli
+from mmfsdp.kit.run.files.folder import write_json
+from mmfsdp.kit.run.files.record import TRAIN, RunRecord
+from mmfsdp.kit.run.own_code import read_code, write_code
+from mmfsdp.kit.run.start import make_folder, make_record
+from mmfsdp.kit.run.trust import UntrustedRun, check_trusted, code_digest, key_path, own_code_of, params_digest
 from mmfsdp.params.own_modules import OwnSources
-from mmfsdp.run.folder import write_json
-from mmfsdp.run.own_code import read_code, write_code
-from mmfsdp.run.record import TRAIN, RunRecord
-from mmfsdp.run.start import make_folder, make_record
-from mmfsdp.run.trust import UntrustedRun, check_trusted, code_digest, key_path, own_code_of, params_digest
 from tests.run.test_runs import GONE
 
 SLURM = {"launch.executor": "slurm", "launch.cluster": "lab", "launch.gpus_per_node": 0, "launch.ranks": 2}

@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from mmfsdp.run.folder import write_json
-from mmfsdp.run.record import Status
+from mmfsdp.kit.run.files.folder import write_json
+from mmfsdp.kit.run.files.record import Status
 from tests.run.test_runs import record
 
 pytestmark = pytest.mark.real
 
 OTHER = """
 import os, sys
-from mmfsdp import cli, launch
+from mmfsdp import launch
+from mmfsdp.kit import cli
 from mmfsdp.params import LaunchParams
-from mmfsdp.run import sweep as _
-from mmfsdp.run.start import make_folder
+from mmfsdp.kit.run import sweep as _
+from mmfsdp.kit.run.start import make_folder
 from mmfsdp.widgets import report as _
 cli.build_parser()
 if os.getuid() == 0:

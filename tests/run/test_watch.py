@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from mmfsdp.run.folder import MetricsWriter
-from mmfsdp.run.record import RunState, Status
-from mmfsdp.run.watch import MAX_LINE_BYTES, LogReader, Progress, clean, follow, read_log
+from mmfsdp.kit.run.files.folder import MetricsWriter
+from mmfsdp.kit.run.files.record import RunState, Status
+from mmfsdp.kit.run.watch import MAX_LINE_BYTES, LogReader, Progress, clean, follow, read_log
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from mmfsdp.models.generated import RECIPE_VERSION, SHIPPED, generated_folder, needs_backbones
+from mmfsdp.kit.models.generated import RECIPE_VERSION, SHIPPED, generated_folder, needs_backbones
+from mmfsdp.kit.shapes.make_backbones import checksums, knowledge, make
+from mmfsdp.kit.shapes.small_llava import backbones_of
 from mmfsdp.params import load
-from mmfsdp.shapes.make_backbones import checksums, knowledge, make
-from mmfsdp.shapes.small_llava import backbones_of
 
 TINY = load("tiny").model
 

@@ -13,14 +13,14 @@ from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mmfsdp import launch
-from mmfsdp.models.generated import generated_folder, needs_backbones
+from mmfsdp.kit.models.generated import generated_folder, needs_backbones
+from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.local import processes_of
+from mmfsdp.kit.run.progress import part_of
+from mmfsdp.kit.shapes.pretrain import Recipe, ensure_backbones, near_misses
+from mmfsdp.kit.shapes.scenes import split_combinations
+from mmfsdp.kit.shapes.texts import every_word, some_text
 from mmfsdp.params import ParamError, RunParams, load
-from mmfsdp.run.local import processes_of
-from mmfsdp.run.progress import part_of
-from mmfsdp.run.record import Status
-from mmfsdp.shapes.pretrain import Recipe, ensure_backbones, near_misses
-from mmfsdp.shapes.scenes import split_combinations
-from mmfsdp.shapes.texts import every_word, some_text
 from tests.waiting import until
 
 MINUTE = Recipe(vision_steps=2, language_steps=3, vision_colors=1, language_batch=8)

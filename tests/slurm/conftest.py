@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mmfsdp import Run, launch
+from mmfsdp.kit.run.slurm import slurm_queue as queue
 from mmfsdp.params import RunParams
-from mmfsdp.run import slurm_queue as queue
 from tests import waiting
 from tests.slurm.cluster import Cluster, missing
 

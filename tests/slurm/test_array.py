@@ -7,9 +7,9 @@ import pytest
 from filelock import FileLock
 
 from mmfsdp import ParamError, launch, sweep
-from mmfsdp.models.generated import generated_folder
+from mmfsdp.kit.models.generated import generated_folder
+from mmfsdp.kit.run.files.record import Status
 from mmfsdp.params import load
-from mmfsdp.run.record import Status
 from tests.shapes.test_pretrain import minute_params
 from tests.slurm.conftest import light
 from tests.waiting import until

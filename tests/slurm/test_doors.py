@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from mmfsdp.cli import main
+from mmfsdp.kit.cli import main
+from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.slurm.slurm import sbatch_text
 from mmfsdp.params import load
-from mmfsdp.run.record import Status
-from mmfsdp.run.slurm import sbatch_text
 from tests.slurm.cluster import BARE, FILES, TYPED
 from tests.waiting import until
 

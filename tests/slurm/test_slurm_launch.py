@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from mmfsdp import Run, sweep
-from mmfsdp.run import slurm_queue as queue
-from mmfsdp.run.folder import read_json
-from mmfsdp.run.record import Status
-from mmfsdp.run.slurm import sbatch_text
-from mmfsdp.run.state import is_run
-from mmfsdp.run.trust import check_trusted
+from mmfsdp.kit.run.files.folder import read_json
+from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.slurm import slurm_queue as queue
+from mmfsdp.kit.run.slurm.slurm import sbatch_text
+from mmfsdp.kit.run.state import is_run
+from mmfsdp.kit.run.trust import check_trusted
 from tests.slurm.conftest import light
 from tests.waiting import until
 

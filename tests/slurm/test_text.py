@@ -11,17 +11,9 @@ import pytest
 import yaml
 
 from mmfsdp import ParamError, Run, RunParams, launch
-from mmfsdp.cli import main
-from mmfsdp.params import load
-from mmfsdp.params.run import read_cluster
-from mmfsdp.params.shell_words import bash_words
-from mmfsdp.run import ask_slurm, site
-from mmfsdp.run import slurm_queue as queue
-from mmfsdp.run.folder import touch, write_json
-from mmfsdp.run.job_array import largest_array
-from mmfsdp.run.launchers.srun_launcher import with_variables_of
-from mmfsdp.run.never_starts import refused_field, why_never
-from mmfsdp.run.reasons import (
+from mmfsdp.kit.cli import main
+from mmfsdp.kit.run.files.folder import touch, write_json
+from mmfsdp.kit.run.files.reasons import (
     ADVICE,
     BUDGET,
     LOST_PEER,
@@ -31,15 +23,23 @@ from mmfsdp.run.reasons import (
     REQUEUED_HELD,
     RESERVATION_GONE,
 )
-from mmfsdp.run.record import Status
-from mmfsdp.run.site import job_environment, minutes, notes, with_defaults
-from mmfsdp.run.slow_start import SCRIPT_FILE
-from mmfsdp.run.slurm import _after_ranks, option_names, sbatch_text, slurm_executor
-from mmfsdp.run.slurm_log import failure_in_job, failure_without_rank, since_last_start
-from mmfsdp.run.slurm_state import PREEMPTED_FILE
-from mmfsdp.run.snapshot import Snapshot
-from mmfsdp.run.start import make_folder, start_in
-from mmfsdp.run.state import run_state, runs_table
+from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.files.snapshot import Snapshot
+from mmfsdp.kit.run.launchers.srun_launcher import with_variables_of
+from mmfsdp.kit.run.slurm import ask_slurm, site
+from mmfsdp.kit.run.slurm import slurm_queue as queue
+from mmfsdp.kit.run.slurm.job_array import largest_array
+from mmfsdp.kit.run.slurm.never_starts import refused_field, why_never
+from mmfsdp.kit.run.slurm.site import job_environment, minutes, notes, with_defaults
+from mmfsdp.kit.run.slurm.slow_start import SCRIPT_FILE
+from mmfsdp.kit.run.slurm.slurm import _after_ranks, option_names, sbatch_text, slurm_executor
+from mmfsdp.kit.run.slurm.slurm_log import failure_in_job, failure_without_rank, since_last_start
+from mmfsdp.kit.run.slurm.slurm_state import PREEMPTED_FILE
+from mmfsdp.kit.run.start import make_folder, start_in
+from mmfsdp.kit.run.state import run_state, runs_table
+from mmfsdp.params import load
+from mmfsdp.params.run import read_cluster
+from mmfsdp.params.shell_words import bash_words
 from tests.run.test_runs import record
 from tests.slurm.cluster import FILES
 from tests.waiting import until

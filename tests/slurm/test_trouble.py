@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from mmfsdp import cli
-from mmfsdp.run import slow_start, slurm_log
-from mmfsdp.run.folder import write_json
-from mmfsdp.run.record import Status
-from mmfsdp.run.snapshot import Snapshot
+from mmfsdp.kit import cli
+from mmfsdp.kit.run.files.folder import write_json
+from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.files.snapshot import Snapshot
+from mmfsdp.kit.run.slurm import slow_start, slurm_log
 from tests.slurm.cluster import NODES, NOWHERE
 from tests.waiting import until
 
@@ -160,7 +160,7 @@ class Bomb:
 
 OPENER = """
 import os, sys
-import mmfsdp.params, mmfsdp.run.slurm_log
+import mmfsdp.params, mmfsdp.kit.run.slurm.slurm_log
 from mmfsdp import Run
 os.setuid(65534)
 run = Run.open(sys.argv[1])
@@ -181,7 +181,7 @@ def test_somebody_elses_run_is_read_without_unpickling_and_without_writing(submi
     done = subprocess.run([sys.executable, "-c", OPENER, str(run.path)], capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.startswith("COMPLETED") and "RANK=0" in done.stdout, done.stdout + done.stderr
     assert not (tmp_path / "exploded").exists()
-    sources = [path.read_text() for path in (ROOT / "mmfsdp/run").glob("*.py")]
+    sources = [path.read_text() for path in (ROOT / "mmfsdp/kit/run").rglob("*.py")]
     unpickling = ("pickle.load", ".result()", ".results()", "result_pickle")
     assert not [word for word in unpickling for source in sources if word in source]
 

@@ -10,12 +10,12 @@ from torch import nn
 
 from mmfsdp import RunParams
 from mmfsdp.core.quantize import quantize_model
-from mmfsdp.data import Sample
-from mmfsdp.models.build import build_model
+from mmfsdp.kit.data import Sample
+from mmfsdp.kit.models.build import build_model
+from mmfsdp.kit.train import evaluate
+from mmfsdp.kit.train.evaluate import caption_device, captions, computing_in, on_run_device
 from mmfsdp.params import FSDPParams, ModelParams
 from mmfsdp.params.numbers import size
-from mmfsdp.train import evaluate
-from mmfsdp.train.evaluate import caption_device, captions, computing_in, on_run_device
 from tests.tiny_vlms import FAMILIES, save_vlm
 
 CPU = torch.device("cpu")

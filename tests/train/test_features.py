@@ -13,11 +13,11 @@ from tiny import MODEL, tiny_batch, tiny_flamingo
 
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
+from mmfsdp.kit.train.evaluate import HeldOut
+from mmfsdp.kit.train.features import FeatureCache, fingerprint
+from mmfsdp.kit.train.optimizer import build_optimizer
 from mmfsdp.params import DataParams, FSDPParams, ParamError, RunParams, TrainParams
 from mmfsdp.planning import make_plan
-from mmfsdp.train.evaluate import HeldOut
-from mmfsdp.train.features import FeatureCache, fingerprint
-from mmfsdp.train.optimizer import build_optimizer
 
 CPU = torch.device("cpu")
 PICTURES = 6

@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mmfsdp.run.folder import MetricsWriter, read_json, write_json
-from mmfsdp.run.record import RunState, Status
-from mmfsdp.run.state import read_ranks
-from mmfsdp.train import gpu_sampler
-from mmfsdp.train.gpu_sampler import FRESH_S, GpuFigures, Sampler, figures_of, open_nvml, training_gpus, uuid_of
-from mmfsdp.widgets.gpu_table import gpu_table
-from mmfsdp.widgets.panel import rank_grid
+from mmfsdp.kit.run.files.folder import MetricsWriter, read_json, write_json
+from mmfsdp.kit.run.files.record import RunState, Status
+from mmfsdp.kit.run.state import read_ranks
+from mmfsdp.kit.train import gpu_sampler
+from mmfsdp.kit.train.gpu_sampler import FRESH_S, GpuFigures, Sampler, figures_of, open_nvml, training_gpus, uuid_of
+from mmfsdp.kit.widgets.gpu_table import gpu_table
+from mmfsdp.kit.widgets.panel import rank_grid
 from tests.waiting import until
 
 FIRST, SECOND = "GPU-1", "GPU-2"

@@ -4,13 +4,13 @@ import pytest
 from torch import nn
 
 from mmfsdp import ParamError, RunParams
-from mmfsdp.cli import main
 from mmfsdp.core.names import named_tensors
+from mmfsdp.kit.cli import main
+from mmfsdp.kit.train.learning_rates import rate_groups, spell_out_rates
+from mmfsdp.kit.train.optimizer import build_optimizer, lr_factor
+from mmfsdp.kit.train.prepare import frozen_model, prepare, preview, rates_of
+from mmfsdp.kit.train.train_state import other_rates
 from mmfsdp.params import TrainParams, load
-from mmfsdp.train.learning_rates import rate_groups, spell_out_rates
-from mmfsdp.train.optimizer import build_optimizer, lr_factor
-from mmfsdp.train.prepare import frozen_model, prepare, preview, rates_of
-from mmfsdp.train.train_state import other_rates
 from tests.families import FAMILIES
 
 

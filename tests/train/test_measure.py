@@ -8,8 +8,8 @@ import torch.distributed as dist
 from ranks import on_ranks
 from torch import nn
 
-from mmfsdp.run.rank import set_allocator
-from mmfsdp.train.meters import Collectives, PeakMemory
+from mmfsdp.kit.run.ranks.rank import set_allocator
+from mmfsdp.kit.train.meters import Collectives, PeakMemory
 
 
 def count_all() -> dict:

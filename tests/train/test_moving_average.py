@@ -10,11 +10,11 @@ from torch import nn
 
 from mmfsdp import checkpoint, train_step, wrap_fsdp
 from mmfsdp.checkpoint.tensors import read_parameter
+from mmfsdp.kit.train.meters import Collectives
+from mmfsdp.kit.train.moving_average import MovingAverage
+from mmfsdp.kit.train.prepare import prepare
 from mmfsdp.params import FSDPParams, ParamError, RunParams
 from mmfsdp.predict.memory import memory_at_rest
-from mmfsdp.train.meters import Collectives
-from mmfsdp.train.moving_average import MovingAverage
-from mmfsdp.train.prepare import prepare
 from tests.core.test_own_loop import inputs_of, llama
 from tests.ranks import on_ranks
 from tests.tiny_run import tiny_run

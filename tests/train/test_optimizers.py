@@ -7,11 +7,11 @@ import pytest
 from mmfsdp.checkpoint.steps import drop_after
 from mmfsdp.core.optimizer_states import counted_states
 from mmfsdp.core.plan import WrapPlan
+from mmfsdp.kit.run.files.folder import read_json
+from mmfsdp.kit.train.prepare import prepare
 from mmfsdp.params import OptimizerKind, ParamError, RunParams
 from mmfsdp.params.own import OwnCodeError
 from mmfsdp.predict.memory import memory_at_rest
-from mmfsdp.run.folder import read_json
-from mmfsdp.train.prepare import prepare
 from tests.tiny_run import tiny_run
 from tests.train.test_resume import final
 from tests.train.test_train import go  # noqa: F401  # a fixture

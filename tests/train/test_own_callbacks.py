@@ -8,17 +8,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from mmfsdp.kit.run.ranks.hang import HangDetector, Heartbeat
+from mmfsdp.kit.train.callbacks import Callbacks
+from mmfsdp.kit.train.own_callbacks import OwnCallbacks, check_callbacks, own_callbacks
 from mmfsdp.params import RunParams
 from mmfsdp.params.own import OwnCodeError
-from mmfsdp.run.hang import HangDetector, Heartbeat
-from mmfsdp.train.callbacks import Callbacks
-from mmfsdp.train.own_callbacks import OwnCallbacks, check_callbacks, own_callbacks
 from tests.ranks import fake_group
 from tests.run.test_runs import GONE, record
 from tests.tracebacks import shows_package
 
 MODULE = """
-from mmfsdp.train.callbacks import Callback
+from mmfsdp.kit.train.callbacks import Callback
 
 calls = []
 
@@ -199,7 +199,7 @@ def test_what_a_callback_raises_ends_the_run_by_its_name():
 @pytest.mark.parametrize("waits", ["on rank 0 alone", "on both ranks"])
 def test_a_callback_in_which_ranks_wait_is_named(tmp_path, monkeypatch, waits):
     now = [0.0]
-    monkeypatch.setattr("mmfsdp.run.hang.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("mmfsdp.kit.run.ranks.hang.time.monotonic", lambda: now[0])
     folder = tmp_path / "run"
     beats = [Heartbeat(folder, rank) for rank in (0, 1)]
     detector = HangDetector(folder, record(**GONE, ranks=2, hang_timeout_s=60))

@@ -12,19 +12,19 @@ from tiny_run import free_port, tiny_run, train_as_rank
 
 from mmfsdp import checkpoint, launch
 from mmfsdp.checkpoint.steps import complete_checkpoints
-from mmfsdp.compat.export import export
 from mmfsdp.core.plan import WrapPlan
-from mmfsdp.data.sources import open_splits
+from mmfsdp.kit.compat.export import export
+from mmfsdp.kit.data.open_sources import open_splits
+from mmfsdp.kit.run.files.folder import read_json, read_metrics, read_result
+from mmfsdp.kit.run.state import runs_table
+from mmfsdp.kit.run.trust import trust_run
+from mmfsdp.kit.train.evaluate import caption_held_out, captions, load_run
+from mmfsdp.kit.train.metrics import score
+from mmfsdp.kit.train.prepare import frozen_model, prepare
+from mmfsdp.kit.widgets.captioner import Captioner
+from mmfsdp.kit.widgets.report import report_html
 from mmfsdp.params import ParamError, RunParams
 from mmfsdp.params.own import OwnCodeError
-from mmfsdp.run.folder import read_json, read_metrics, read_result
-from mmfsdp.run.state import runs_table
-from mmfsdp.run.trust import trust_run
-from mmfsdp.train.evaluate import caption_held_out, captions, load_run
-from mmfsdp.train.metrics import score
-from mmfsdp.train.prepare import frozen_model, prepare
-from mmfsdp.widgets.captioner import Captioner
-from mmfsdp.widgets.report import report_html
 from tests.ranks import in_processes
 from tests.tracebacks import shows_package
 

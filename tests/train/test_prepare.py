@@ -11,24 +11,24 @@ import pytest
 from tiny_run import tiny_run
 
 from mmfsdp import ParamError, launch, sweep
-from mmfsdp.cli import running
-from mmfsdp.data import records
-from mmfsdp.data.loader import batches
+from mmfsdp.kit.cli import running
+from mmfsdp.kit.data.loader import batches
+from mmfsdp.kit.data.sources import records
+from mmfsdp.kit.run.files.folder import write_json
+from mmfsdp.kit.run.files.record import TRAIN
+from mmfsdp.kit.run.launch import start as real_start
+from mmfsdp.kit.run.start import prepared
+from mmfsdp.kit.train import data_batch
+from mmfsdp.kit.train.data_batch import input_bytes
+from mmfsdp.kit.train.handed_plan import NO_PLAN, shapes_of, take_plan
+from mmfsdp.kit.train.job import different_units
+from mmfsdp.kit.train.prepare import FEW_ROWS, frozen_model, kept_model, opened, peak_of, prepare, preview
+from mmfsdp.kit.widgets.form import RunForm
+from mmfsdp.kit.widgets.starter import Starter
 from mmfsdp.params import RunParams, load
 from mmfsdp.params.numbers import size
 from mmfsdp.predict import recordings
 from mmfsdp.predict.recordings import Recordings
-from mmfsdp.run.folder import write_json
-from mmfsdp.run.launch import start as real_start
-from mmfsdp.run.record import TRAIN
-from mmfsdp.run.start import prepared
-from mmfsdp.train import data_batch
-from mmfsdp.train.data_batch import input_bytes
-from mmfsdp.train.handed_plan import NO_PLAN, shapes_of, take_plan
-from mmfsdp.train.job import different_units
-from mmfsdp.train.prepare import FEW_ROWS, frozen_model, kept_model, opened, peak_of, prepare, preview
-from mmfsdp.widgets.form import RunForm
-from mmfsdp.widgets.starter import Starter
 
 
 def test_a_mistake_that_only_a_plan_shows_starts_nothing(tmp_path):
@@ -55,7 +55,7 @@ def begun(monkeypatch):
 
     assert real_start.__name__ == "start"
     monkeypatch.setattr(records, "read_records", count)
-    monkeypatch.setattr(importlib.import_module("mmfsdp.run.launch"), "start", take_down)
+    monkeypatch.setattr(importlib.import_module("mmfsdp.kit.run.launch"), "start", take_down)
     return opened, started
 
 
@@ -105,7 +105,7 @@ def test_the_button_and_the_command_write_the_same_plan_and_the_button_counts_no
         plans.append(plan)
         raise InterruptedError  # nothing is started
 
-    monkeypatch.setattr(importlib.import_module("mmfsdp.run.launch"), "start", take_down)
+    monkeypatch.setattr(importlib.import_module("mmfsdp.kit.run.launch"), "start", take_down)
     monkeypatch.setattr(running, "params_of", lambda values: params)
     with pytest.raises(InterruptedError):
         running.run(Namespace())
@@ -179,7 +179,7 @@ def test_data_that_are_not_quick_to_read_are_named_and_leave_the_plan_as_it_is(t
 
 def test_a_job_may_be_submitted_from_a_machine_without_the_libraries_and_is_told_unplanned(tmp_path, monkeypatch):
     params, told = tiny_run(tmp_path), []
-    monkeypatch.setitem(sys.modules, "mmfsdp.train.prepare", None)  # its import fails, as without torch
+    monkeypatch.setitem(sys.modules, "mmfsdp.kit.train.prepare", None)  # its import fails, as without torch
     slurm = {"launch.executor": "slurm", "launch.timeout_min": 60}  # else Slurm would be asked for the partition's
     job, plan, _ = prepared(params.change(**slurm), TRAIN, told.append)
     assert job.launch.ranks == 2 and not plan

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import torch
 
-from mmfsdp.train.profile import length, summary, union, work_events
-from mmfsdp.widgets.report import timeline
+from mmfsdp.kit.train.profile import length, summary, union, work_events
+from mmfsdp.kit.widgets.report import timeline
 
 MS = 1_000_000
 

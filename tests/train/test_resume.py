@@ -11,10 +11,10 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from mmfsdp import checkpoint
-from mmfsdp.data import open_source
+from mmfsdp.kit.data import open_source
+from mmfsdp.kit.run.files.folder import read_events, read_metrics
+from mmfsdp.kit.train.evaluate import load_run
 from mmfsdp.params import RunParams
-from mmfsdp.run.folder import read_events, read_metrics
-from mmfsdp.train.evaluate import load_run
 from tests.fault_entries import on_batches
 from tests.ranks import in_processes
 from tests.tiny_run import free_port, tiny_run, train_as_rank

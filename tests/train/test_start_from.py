@@ -11,14 +11,14 @@ from safetensors.torch import load_file, save_file
 
 from mmfsdp import checkpoint
 from mmfsdp.core.model_record import plan_of
-from mmfsdp.models.backbones import merge_lora
+from mmfsdp.kit.models.backbones import merge_lora
+from mmfsdp.kit.run.files.folder import read_events, read_json
+from mmfsdp.kit.run.trust import trust_run
+from mmfsdp.kit.train.evaluate import load_run
+from mmfsdp.kit.train.prepare import prepare
+from mmfsdp.kit.train.start_from import without_base
+from mmfsdp.kit.widgets.report import report_html
 from mmfsdp.params import ParamError, RunParams
-from mmfsdp.run.folder import read_events, read_json
-from mmfsdp.run.trust import trust_run
-from mmfsdp.train.evaluate import load_run
-from mmfsdp.train.prepare import prepare
-from mmfsdp.train.start_from import without_base
-from mmfsdp.widgets.report import report_html
 from tests.compat.test_export import MULTIMODAL
 from tests.ranks import in_processes
 from tests.tiny_run import free_port, tiny_run, train_as_rank
@@ -160,8 +160,8 @@ def test_merging_needs_a_run():
 
 @pytest.mark.real
 def test_launch_from_a_run_takes_its_parameters(folder, capsys):
-    from mmfsdp.cli import build_parser
-    from mmfsdp.cli.running import stage_params
+    from mmfsdp.kit.cli import build_parser
+    from mmfsdp.kit.cli.running import stage_params
     from mmfsdp.params.flags import read_words
 
     words = ["launch", "--from", str(folder / "parent"), "--train.lr", "1e-3", "--model.freeze", "*", "!projectors.*"]

@@ -9,8 +9,8 @@ import torch
 
 from mmfsdp.core.same_parts import UsedParts
 from mmfsdp.core.step import FIGURES, StepMetrics
-from mmfsdp.train.callbacks import Callback
-from mmfsdp.train.step_rows import StepRows
+from mmfsdp.kit.train.callbacks import Callback
+from mmfsdp.kit.train.step_rows import StepRows
 
 DAY_S = 24 * 3600.0
 DRIFT = 20e-6

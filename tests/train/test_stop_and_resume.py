@@ -10,12 +10,12 @@ from safetensors.torch import load_file
 
 from mmfsdp import checkpoint
 from mmfsdp.checkpoint.plain import from_json
-from mmfsdp.compat.export import export
-from mmfsdp.data import open_source
+from mmfsdp.kit.compat.export import export
+from mmfsdp.kit.data import open_source
+from mmfsdp.kit.run.files.folder import read_events, read_json
+from mmfsdp.kit.run.trust import trust_run
+from mmfsdp.kit.train.evaluate import load_run
 from mmfsdp.params import ParamError, RunParams
-from mmfsdp.run.folder import read_events, read_json
-from mmfsdp.run.trust import trust_run
-from mmfsdp.train.evaluate import load_run
 from tests.ranks import in_processes
 from tests.tiny_run import free_port, tiny_run, train_as_rank
 from tests.train.test_resume import curve, final, rows, weights

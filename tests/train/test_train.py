@@ -8,12 +8,13 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from mmfsdp import ParamError, RunParams, checkpoint, train
+from mmfsdp import ParamError, RunParams, checkpoint
 from mmfsdp.checkpoint.steps import complete_checkpoints
-from mmfsdp.run.folder import read_metrics
-from mmfsdp.run.hang import Heartbeat
-from mmfsdp.run.stages import STAGES, progress_of
-from mmfsdp.train.job import pick_device, process_group
+from mmfsdp.kit import train
+from mmfsdp.kit.run.files.folder import read_metrics
+from mmfsdp.kit.run.files.stages import STAGES, progress_of
+from mmfsdp.kit.run.ranks.hang import Heartbeat
+from mmfsdp.kit.train.job import pick_device, process_group
 from tests.tiny_run import as_rank, free_port, tiny_run
 
 
@@ -138,7 +139,7 @@ def test_a_rank_on_the_cpu_uses_no_gpu_that_is_there(go, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr("torch.cuda.is_available", lambda: os.environ["CUDA_VISIBLE_DEVICES"] != "")
     monkeypatch.setattr(
-        "mmfsdp.data.loader.DataLoader",
+        "mmfsdp.kit.data.loader.DataLoader",
         lambda *args, pin_memory, **options: pinned.append(pin_memory) or DataLoader(*args, **options),
     )
     go(**{"train.device": "cpu", "train.steps": 1, "train.warmup_steps": 0})

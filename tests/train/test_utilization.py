@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 
 from mmfsdp import FSDPParams, make_plan
+from mmfsdp.kit.run.files.folder import MetricsWriter
+from mmfsdp.kit.train.prepare import example_of, kept_model, plan_for
+from mmfsdp.kit.train.utilization import Utilization, batch_work, training_utilization
+from mmfsdp.kit.widgets.gpu_table import gpu_table
 from mmfsdp.params import load
 from mmfsdp.predict.batch_work import BatchWork
-from mmfsdp.run.folder import MetricsWriter
-from mmfsdp.train.prepare import example_of, kept_model, plan_for
-from mmfsdp.train.utilization import Utilization, batch_work, training_utilization
-from mmfsdp.widgets.gpu_table import gpu_table
 from tests.tiny import tiny_batch, tiny_flamingo
 
 PEAK = 1e9

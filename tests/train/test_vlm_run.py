@@ -13,13 +13,13 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from mmfsdp import launch
 from mmfsdp.checkpoint.steps import drop_after
-from mmfsdp.compat.export import export
-from mmfsdp.data.loader import SkippedRecords
-from mmfsdp.data.splits import is_in_split
-from mmfsdp.models.build import build_model
+from mmfsdp.kit.compat.export import export
+from mmfsdp.kit.data.loader import SkippedRecords
+from mmfsdp.kit.data.sources.splits import is_in_split
+from mmfsdp.kit.models.build import build_model
+from mmfsdp.kit.run.files.folder import read_json, read_metrics, write_json
+from mmfsdp.kit.train.evaluate import HeldOut, caption_held_out, load_run, new_samples
 from mmfsdp.params import ParamError, RunParams, load
-from mmfsdp.run.folder import read_json, read_metrics, write_json
-from mmfsdp.train.evaluate import HeldOut, caption_held_out, load_run, new_samples
 from tests.ranks import in_processes
 from tests.tiny_run import free_port, train_runs
 from tests.tiny_vlms import save_vlm

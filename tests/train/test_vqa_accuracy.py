@@ -2,8 +2,8 @@
 
 import pytest
 
-from mmfsdp.data.batch import ASSISTANT, USER, Message, Sample
-from mmfsdp.train.vqa_accuracy import accuracy, normalized, score
+from mmfsdp.kit.data.batch import ASSISTANT, USER, Message, Sample
+from mmfsdp.kit.train.vqa_accuracy import accuracy, normalized, score
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from datetime import datetime
 import pytest
 from PIL import Image
 
-from mmfsdp.data.batch import Sample
-from mmfsdp.models.build import build_model
+from mmfsdp.kit.data.batch import Sample
+from mmfsdp.kit.models.build import build_model
+from mmfsdp.kit.train.answers import answer
+from mmfsdp.kit.train.evaluate import captions
 from mmfsdp.params import ModelParams
-from mmfsdp.train.answers import answer
-from mmfsdp.train.evaluate import captions
 from mmfsdp.widgets import Captioner
 from tests.tiny_vlms import save_vlm
 from tests.train.test_train import go  # noqa: F401  # a fixture

@@ -7,13 +7,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mmfsdp.run.folder import MetricsWriter
-from mmfsdp.widgets import charts as charts_module
-from mmfsdp.widgets.chart_data import Columns
-from mmfsdp.widgets.chart_table import charts_of
-from mmfsdp.widgets.charts import Charts
-from mmfsdp.widgets.charts_page import charts_html
-from mmfsdp.widgets.static_chart import Curve, draw, static_charts
+from mmfsdp.kit.run.files.folder import MetricsWriter
+from mmfsdp.kit.widgets.charts import charts as charts_module
+from mmfsdp.kit.widgets.charts.chart_data import Columns
+from mmfsdp.kit.widgets.charts.chart_table import charts_of
+from mmfsdp.kit.widgets.charts.charts import Charts
+from mmfsdp.kit.widgets.charts.charts_page import charts_html
+from mmfsdp.kit.widgets.charts.static_chart import Curve, draw, static_charts
 
 HOSTILE = "<script>alert('$x$ &')</script>"
 

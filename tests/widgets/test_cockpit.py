@@ -7,18 +7,19 @@ import ipywidgets as w
 import pytest
 
 from mmfsdp import ParamError, Run, RunParams
+from mmfsdp.kit.run.adopt import differences, find_same
+from mmfsdp.kit.run.files.folder import MetricsWriter, write_json
+from mmfsdp.kit.run.placement import available_cores, crowding
+from mmfsdp.kit.run.start import free_name
+from mmfsdp.kit.run.state import RankProgress
+from mmfsdp.kit.run.watch import LogLine
+from mmfsdp.kit.widgets.charts import charts
+from mmfsdp.kit.widgets.launch_buttons import AGAIN, DUPLICATE, LAUNCH, RESUME, STOP
+from mmfsdp.kit.widgets.pictures.rank_grid import MAP_FROM, rank_grid
+from mmfsdp.kit.widgets.share import batch_file, command
 from mmfsdp.params import load
 from mmfsdp.params.base import read_yaml
-from mmfsdp.run.adopt import differences, find_same
-from mmfsdp.run.folder import MetricsWriter, write_json
-from mmfsdp.run.placement import available_cores, crowding
-from mmfsdp.run.start import free_name
-from mmfsdp.run.state import RankProgress
-from mmfsdp.run.watch import LogLine
-from mmfsdp.widgets import Cockpit, charts
-from mmfsdp.widgets.launch_buttons import AGAIN, DUPLICATE, LAUNCH, RESUME, STOP
-from mmfsdp.widgets.rank_grid import MAP_FROM, rank_grid
-from mmfsdp.widgets.share import batch_file, command
+from mmfsdp.widgets import Cockpit
 from tests.run.test_runs import GONE, record
 from tests.tiny import MODEL
 from tests.widgets.test_panel import shown

@@ -6,11 +6,12 @@ import shutil
 
 import pytest
 
-from mmfsdp import RunParams, cli
-from mmfsdp.run.folder import MetricsWriter, read_json, write_json
+from mmfsdp import RunParams
+from mmfsdp.kit import cli
+from mmfsdp.kit.run.files.folder import MetricsWriter, read_json, write_json
+from mmfsdp.kit.widgets.charts.charts_page import run_names
+from mmfsdp.kit.widgets.compare import comparison
 from mmfsdp.widgets import show_comparison
-from mmfsdp.widgets.charts_page import run_names
-from mmfsdp.widgets.compare import comparison
 from tests.run.test_runs import GONE, record
 from tests.widgets.test_charts import asked
 from tests.widgets.test_report import Page

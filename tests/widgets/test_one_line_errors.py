@@ -3,8 +3,8 @@
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from mmfsdp.run.handle import Run
-from mmfsdp.run.interrupt import Interrupted
+from mmfsdp.kit.run.handle import Run
+from mmfsdp.kit.run.interrupt import Interrupted
 from mmfsdp.widgets import RunPanel
 from tests.run.test_run_trouble import folder  # noqa: F401
 

@@ -5,11 +5,11 @@ import math
 
 from mmfsdp.checkpoint.saving import remove_old
 from mmfsdp.checkpoint.steps import MARKER, best_of, complete_checkpoints, mark_best
-from mmfsdp.run.folder import best_words
-from mmfsdp.run.sweep import Sweep
-from mmfsdp.run.track import numbers
-from mmfsdp.widgets.chart_data import Columns
-from mmfsdp.widgets.charts_page import charts_html
+from mmfsdp.kit.run.files.folder import best_words
+from mmfsdp.kit.run.sweep import Sweep
+from mmfsdp.kit.run.trackers.track import numbers
+from mmfsdp.kit.widgets.charts.chart_data import Columns
+from mmfsdp.kit.widgets.charts.charts_page import charts_html
 
 
 def test_each_score_has_a_curve(tmp_path):

@@ -8,17 +8,17 @@ import ipywidgets as w
 import pytest
 
 from mmfsdp import RunParams
-from mmfsdp.run.folder import HEARTBEAT_BYTES, MetricsWriter, add_event, read_heartbeat, write_json
-from mmfsdp.run.hang import Heartbeat
-from mmfsdp.run.local import processes_of
-from mmfsdp.run.record import RunState, Status, because
-from mmfsdp.run.state import read_ranks
-from mmfsdp.run.watch import LogLine
+from mmfsdp.kit.run.files.folder import HEARTBEAT_BYTES, MetricsWriter, add_event, read_heartbeat, write_json
+from mmfsdp.kit.run.files.record import RunState, Status, because
+from mmfsdp.kit.run.local import processes_of
+from mmfsdp.kit.run.ranks.hang import Heartbeat
+from mmfsdp.kit.run.state import read_ranks
+from mmfsdp.kit.run.watch import LogLine
+from mmfsdp.kit.widgets.banner import tracebacks
+from mmfsdp.kit.widgets.cell import ABSENT_AFTER_S, ViewerPresence
+from mmfsdp.kit.widgets.log_view import MAX_KEPT_LINES, MAX_SHOWN_CHARACTERS, LogView
+from mmfsdp.kit.widgets.pictures.rank_grid import rank_grid
 from mmfsdp.widgets import RunPanel
-from mmfsdp.widgets.banner import tracebacks
-from mmfsdp.widgets.cell import ABSENT_AFTER_S, ViewerPresence
-from mmfsdp.widgets.log_view import MAX_KEPT_LINES, MAX_SHOWN_CHARACTERS, LogView
-from mmfsdp.widgets.rank_grid import rank_grid
 from tests.run.test_runs import record
 from tests.waiting import light, runs_of, until
 from tests.widgets.test_charts import asked

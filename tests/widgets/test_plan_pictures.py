@@ -9,21 +9,21 @@ import pytest
 import torch
 from torch import nn
 
+from mmfsdp.kit.train.prepare import preview
+from mmfsdp.kit.widgets import style
+from mmfsdp.kit.widgets.cockpit import PICTURE_WIDTH
+from mmfsdp.kit.widgets.markup import width_of
+from mmfsdp.kit.widgets.pictures.plan_pictures import HINT, NO_EXAMPLE, OPENS, plan_pictures, timeline_of
+from mmfsdp.kit.widgets.pictures.rank_picture import MIN_BOX, MIN_STRIPE, rank_picture
+from mmfsdp.kit.widgets.pictures.step_picture import SENT_HEIGHT, step_picture
+from mmfsdp.kit.widgets.pictures.unit_boxes import unit_boxes
+from mmfsdp.kit.widgets.plan_figures import Figure, figures_html, plan_figures
+from mmfsdp.kit.widgets.report_plan import facts
 from mmfsdp.params import FSDPParams, TrainParams, load
 from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate
 from mmfsdp.predict.recordings import Recordings
 from mmfsdp.predict.timeline import step_timeline
-from mmfsdp.train.prepare import preview
-from mmfsdp.widgets import style
-from mmfsdp.widgets.cockpit import PICTURE_WIDTH
-from mmfsdp.widgets.markup import width_of
-from mmfsdp.widgets.plan_figures import Figure, figures_html, plan_figures
-from mmfsdp.widgets.plan_pictures import HINT, NO_EXAMPLE, OPENS, plan_pictures, timeline_of
-from mmfsdp.widgets.rank_picture import MIN_BOX, MIN_STRIPE, rank_picture
-from mmfsdp.widgets.report_plan import facts
-from mmfsdp.widgets.step_picture import SENT_HEIGHT, step_picture
-from mmfsdp.widgets.unit_boxes import unit_boxes
 from tests.tiny import tiny_batch, tiny_flamingo
 
 HOSTILE = "<script>alert('$x$ &')</script>"

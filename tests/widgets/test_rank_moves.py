@@ -2,9 +2,9 @@
 
 import threading
 
-from mmfsdp.hangs.entered import Entry, RankRecord
-from mmfsdp.hangs.stacks import Frame
-from mmfsdp.widgets.rank_moves import IDLE_S, Moves, one_waits
+from mmfsdp.kit.hangs.entered import Entry, RankRecord
+from mmfsdp.kit.hangs.stacks import Frame
+from mmfsdp.kit.widgets.pictures.rank_moves import IDLE_S, Moves, one_waits
 
 TORCH = Frame("/v/site-packages/torch/distributed/distributed_c10d.py", 9, "recv")
 

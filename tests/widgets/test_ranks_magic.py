@@ -3,8 +3,8 @@
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from mmfsdp.hangs.stacks import short_stacks
-from mmfsdp.widgets import ranks_magic
+from mmfsdp.kit.hangs.stacks import short_stacks
+from mmfsdp.kit.widgets.ranks_cell import ranks_magic
 from tests.tracebacks import shows_package
 
 pytestmark = pytest.mark.real
@@ -42,7 +42,7 @@ def shell(folder):
         patch.setenv("MMFSDP_COURSE", str(folder / "made"))
         patch.syspath_prepend(folder)
         shell = InteractiveShell()
-        shell.run_line_magic("load_ext", "mmfsdp.widgets.ranks_magic")
+        shell.run_line_magic("load_ext", "mmfsdp.kit.widgets.ranks_cell.ranks_magic")
         yield shell
     ranks_magic._stop()
 

@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 
 import pytest
 
+from mmfsdp.kit.run.files.folder import MetricsWriter
+from mmfsdp.kit.widgets.report import caption_cards, report_html
 from mmfsdp.params.numbers import size
-from mmfsdp.run.folder import MetricsWriter
-from mmfsdp.widgets.report import caption_cards, report_html
 
 
 class Page(HTMLParser):

@@ -3,11 +3,11 @@
 import torch
 from torch import nn
 
+from mmfsdp.kit.widgets.pictures.plan_pictures import plan_pictures
+from mmfsdp.kit.widgets.pictures.unit_boxes import unit_boxes
+from mmfsdp.kit.widgets.pictures.unit_names import part_names, unit_names
 from mmfsdp.params import FSDPParams
 from mmfsdp.planning import make_plan
-from mmfsdp.widgets.plan_pictures import plan_pictures
-from mmfsdp.widgets.unit_boxes import unit_boxes
-from mmfsdp.widgets.unit_names import part_names, unit_names
 
 EACH_LAYER = FSDPParams(auto_wrap_policy="SIZE_BASED_WRAP", min_num_params=64)
 

@@ -5,7 +5,7 @@ import os
 import pytest
 from tiny_run import tiny_run
 
-from mmfsdp.run import warm
+from mmfsdp.kit.run.ranks import warm
 from mmfsdp.widgets import Cockpit
 from tests.waiting import until
 

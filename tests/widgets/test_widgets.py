@@ -4,16 +4,16 @@ import ipywidgets as w
 import pytest
 
 from mmfsdp import ParamError, RunParams
+from mmfsdp.kit.run.state import runs_table
+from mmfsdp.kit.widgets.fields import FieldRow, field_names
+from mmfsdp.kit.widgets.form import MAIN, WARMUP
+from mmfsdp.kit.widgets.markup import error_note
+from mmfsdp.kit.widgets.plan_thread import Planner
+from mmfsdp.kit.widgets.report import write_report
+from mmfsdp.kit.widgets.starter import Starter
 from mmfsdp.params import load
 from mmfsdp.params.launching import SLURM_FIELDS
-from mmfsdp.run.state import runs_table
 from mmfsdp.widgets import RunForm, RunPanel
-from mmfsdp.widgets.fields import FieldRow, field_names
-from mmfsdp.widgets.form import MAIN, WARMUP
-from mmfsdp.widgets.markup import error_note
-from mmfsdp.widgets.plan_thread import Planner
-from mmfsdp.widgets.report import write_report
-from mmfsdp.widgets.starter import Starter
 from tests.tiny import MODEL
 from tests.widgets.test_panel import shown
 

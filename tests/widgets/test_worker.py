@@ -8,8 +8,8 @@ import ipywidgets as w
 import pytest
 
 import mmfsdp.widgets
-from mmfsdp.widgets.cell import CellWidget
-from mmfsdp.widgets.worker import Worker
+from mmfsdp.kit.widgets.cell import CellWidget
+from mmfsdp.kit.widgets.worker import Worker
 
 
 class Look(Worker, w.VBox):
@@ -139,7 +139,7 @@ def test_closing_what_is_around_a_widget_ends_its_work(look):
 
 def test_only_the_worker_starts_threads():
     starts = {}
-    for path in Path(mmfsdp.widgets.__file__).parent.glob("*.py"):
+    for path in Path(mmfsdp.kit.widgets.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             name = getattr(node, "attr", getattr(node, "id", getattr(node, "name", "")))
             if name in ("Thread", "ThreadPoolExecutor", "start_new_thread"):

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from mmfsdp.bench.bench_models import OURS
-from mmfsdp.train.cpu_memory import silent
-from mmfsdp.train.profile import length, union, work_events
+from mmfsdp.kit.bench.bench_models import OURS
+from mmfsdp.kit.train.cpu_memory import silent
+from mmfsdp.kit.train.profile import length, union, work_events
 from tests.bench.gpu.device import DEVICE, ON_GPU, free_memory, synchronize
 from tests.bench.gpu.flamingo import batch_of, here, plan_of, pristine, quantized, wrap
 from tests.bench.gpu.rows import Rows

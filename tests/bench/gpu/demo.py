@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mmfsdp.run.folder import read_json
+from mmfsdp.kit.run.files.folder import read_json
 from tests.bench.gpu.device import DEVICE, ON_GPU
 from tests.bench.gpu.rows import Rows
 

@@ -10,16 +10,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mmfsdp.bench.bench_models import Method, copy_to, flamingo_batch, model_params, random_model
-from mmfsdp.bench.bench_step import LARGE, batch_for
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.wrap import apply_plan
-from mmfsdp.data.batch import Batch
+from mmfsdp.kit.bench.bench_models import Method, copy_to, flamingo_batch, model_params, random_model
+from mmfsdp.kit.bench.bench_step import LARGE, batch_for
+from mmfsdp.kit.data.batch import Batch
+from mmfsdp.kit.train.optimizer import LocalAdamW
 from mmfsdp.params import FSDPParams, RunParams, TrainParams, load
 from mmfsdp.planning import make_plan
 from mmfsdp.predict import Machine, estimate, machine_of, step_time
 from mmfsdp.predict.cards import card_of
-from mmfsdp.train.optimizer import LocalAdamW
 from tests.bench.gpu.device import DEVICE, ON_GPU, SHARDS_INTEGERS, copy_rate, matrix_rate
 
 TRAIN = TrainParams(device=DEVICE.type)

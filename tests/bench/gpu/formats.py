@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from mmfsdp.bench.bench_models import measure_alone
+from mmfsdp.kit.bench.bench_models import measure_alone
 from tests.bench.gpu.device import DEVICE, ON_GPU, SHARDS_INTEGERS
 from tests.bench.gpu.flamingo import batch_of, plan_of, predicted, pristine, quantized, run_params, wrap
 from tests.bench.gpu.rows import Rows

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from mmfsdp.bench.bench_models import (
+from mmfsdp.core.plan import WrapPlan
+from mmfsdp.kit.bench.bench_models import (
     CORNSTARCH,
     IN_HEAD,
     OPENFLAMINGO,
@@ -19,10 +20,9 @@ from mmfsdp.bench.bench_models import (
     time_step,
     wrap_as,
 )
-from mmfsdp.core.plan import WrapPlan
-from mmfsdp.data.batch import Batch
-from mmfsdp.train.cpu_memory import silent
-from mmfsdp.train.profile import summary, work_events
+from mmfsdp.kit.data.batch import Batch
+from mmfsdp.kit.train.cpu_memory import silent
+from mmfsdp.kit.train.profile import summary, work_events
 from tests.bench.gpu.device import DEVICE, ON_GPU, matrix_rate, synchronize
 from tests.bench.gpu.flamingo import batch_of, plan_of, predicted, pristine, wrap
 from tests.bench.gpu.rows import Rows

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from mmfsdp.bench.bench_models import Method, flamingo_batch, model_params, random_model
 from mmfsdp.checkpoint.saving import Background, save
+from mmfsdp.kit.bench.bench_models import Method, flamingo_batch, model_params, random_model
 from tests.bench.gpu.device import DEVICE, ON_GPU, synchronize
 from tests.bench.gpu.flamingo import as_loaded, plan_of, wrap
 from tests.bench.gpu.rows import Rows

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mmfsdp.train.cpu_memory import silent
+from mmfsdp.kit.train.cpu_memory import silent
 from tests.bench.gpu.device import DEVICE, ON_GPU, synchronize
 from tests.bench.gpu.flamingo import batch_of, plan_of, pristine, wrap
 from tests.bench.gpu.rows import Rows

@@ -13,8 +13,8 @@ from torch import nn
 
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
+from mmfsdp.kit.train.optimizer import build_optimizer
 from mmfsdp.params import TrainParams
-from mmfsdp.train.optimizer import build_optimizer
 from tests import families
 from tests.bench.gpu.device import DEVICE, ON_GPU, synchronize
 from tests.bench.gpu.flamingo import plan_of, predicted, quantized

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from transformers import masking_utils
 
-from mmfsdp.bench.bench_models import copy_to
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
+from mmfsdp.kit.bench.bench_models import copy_to
+from mmfsdp.kit.train.optimizer import build_optimizer, build_scaler
 from mmfsdp.params import TrainParams
-from mmfsdp.train.optimizer import build_optimizer, build_scaler
 from tests.bench.gpu.device import DEVICE, ON_GPU, synchronize
 from tests.bench.gpu.flamingo import plan_of, quantized, small_batch, small_model
 from tests.bench.gpu.rows import Rows

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mmfsdp.bench.bench_models import copy_to
-from mmfsdp.bench.spawn_ranks import on_ranks
 from mmfsdp.core.collectives import group_device
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
+from mmfsdp.kit.bench.bench_models import copy_to
+from mmfsdp.kit.bench.spawn_ranks import on_ranks
+from mmfsdp.kit.train.cpu_memory import cpu_memory
+from mmfsdp.kit.train.meters import Collectives
+from mmfsdp.kit.train.optimizer import build_optimizer, build_scaler
 from mmfsdp.params import TrainParams
 from mmfsdp.predict import estimate
-from mmfsdp.train.cpu_memory import cpu_memory
-from mmfsdp.train.meters import Collectives
-from mmfsdp.train.optimizer import build_optimizer, build_scaler
 from tests.bench.gpu.device import BACKEND, ON_GPU, free_memory, synchronize
 from tests.bench.gpu.flamingo import TRAIN, plan_of, quantized, small_batch, small_model
 from tests.bench.gpu.rows import Rows

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from mmfsdp.data.processor import Processor, SampleProcessor
-from mmfsdp.data.sources import Splits
-from mmfsdp.models.kinds import Built, Kind
+from mmfsdp.kit.data.open_sources import Splits
+from mmfsdp.kit.data.processor import Processor, SampleProcessor
+from mmfsdp.kit.models.kinds import Built, Kind
 from mmfsdp.params import ModelParams, RunParams
 
 SIDE = 8

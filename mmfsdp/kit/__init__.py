@@ -1,0 +1,1 @@
+"""The kit around the small package, which imports none of it: models, data, training, runs, widgets, commands."""

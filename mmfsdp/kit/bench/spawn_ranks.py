@@ -1,0 +1,96 @@
+"""on_ranks: run a function on real ranks on this machine, as the benches, the tests and the course do."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from ..run.ranks.address import loopback_interface
+from ..run.ranks.rank_imports import AHEAD_OF_FUNCTIONS
+
+
+def on_ranks(
+    work: Callable[..., Any],
+    ranks: int,
+    *args: Any,
+    method: str = "forkserver",
+    backend: str = "gloo",
+    timeout_s: float | None = None,
+) -> list[Any]:
+    """Run `work(*args)` on so many ranks of a process group; return what each returned (plain data), by rank.
+
+    method: forkserver (forks of one process with the slow imports done) or spawn (processes like any other). With nccl,
+    each rank's current device is the GPU of its number. timeout_s: of a collective; default torch's. Raises if any rank
+    fails, ValueError for more ranks than GPUs.
+    """
+    if backend == "nccl" and ranks > torch.cuda.device_count():
+        gpus = torch.cuda.device_count()
+        raise ValueError(f"ranks: {ranks}, and nccl needs a GPU for each; this machine has {gpus}; use at most as many")
+    return in_processes(_work_in_group, ranks, ranks, work, args, backend, timeout_s, method=method)
+
+
+def in_processes(
+    work: Callable[..., Any], number: int, *args: Any, method: str = "forkserver", limit_s: float | None = None
+) -> list[Any]:
+    """Run `work(rank, folder, *args)` in processes that share a folder but no process group; return their results.
+
+    limit_s: seconds after which they are killed, and TimeoutError is raised. Default: none.
+    """
+    multiprocessing.set_forkserver_preload(list(AHEAD_OF_FUNCTIONS))
+    with tempfile.TemporaryDirectory() as folder:
+        values = folder, dict(os.environ), work, args
+        started = mp.start_processes(_process, values, nprocs=number, join=False, start_method=method)
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        while not started.join(None if deadline is None else max(deadline - time.monotonic(), 0)):
+            if deadline is not None and time.monotonic() >= deadline:
+                for process in started.processes:
+                    process.kill()
+                raise TimeoutError(f"the processes have not ended within {limit_s:.0f} s")
+        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(number)]
+
+
+def _process(rank: int, folder: str, environment: dict[str, str], work: Callable[..., Any], args: tuple) -> None:
+    os.environ.clear()  # a fork server has the environment of the time when it began
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    Path(folder, f"{rank}.json").write_text(json.dumps(work(rank, folder, *args)))
+
+
+def _work_in_group(
+    rank: int,
+    folder: str,
+    ranks: int,
+    work: Callable[..., Any],
+    args: tuple,
+    backend: str,
+    timeout_s: float | None,
+) -> Any:
+    if loopback := loopback_interface():
+        os.environ["GLOO_SOCKET_IFNAME"] = loopback
+    store = dist.FileStore(f"{folder}/store", ranks)
+    device = None
+    if backend == "nccl":
+        # Before the first collective: the barrier, and every tensor on "cuda", would be on GPU 0 in all ranks.
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    else:
+        # Or torch's optimizers, which look at the current stream, would make a context on a GPU that is there.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, device_id=device, timeout=timeout)
+    dist.barrier()  # gloo fails in ranks that are still connecting to one that has destroyed its group already
+    try:
+        return work(*args)
+    finally:
+        dist.destroy_process_group()

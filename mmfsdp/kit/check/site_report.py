@@ -1,0 +1,81 @@
+"""SiteReport: the lines of a check, as text, as JSON and as a table for a notebook."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from html import escape
+
+from ...params.base import without_controls
+from ..verify.lines import WRONG, Report, to_plain
+
+
+@dataclass(frozen=True, repr=False)
+class SiteReport(Report):
+    """The lines of a check. Its text is what `mmfsdp check` prints; a notebook shows a table."""
+
+    places: tuple[str, ...] = ()
+    """Of each line: where it was found."""
+    folder: str = ""
+    """The run folder of the ranks, with their logs and facts; empty if it is deleted."""
+    machine: Mapping[str, float] = field(default_factory=dict)
+    """Figures for plans that the ranks have measured, by the names of `predict.Machine`'s fields."""
+
+    def __str__(self) -> str:
+        text, before = [], ""
+        for place, line in zip(self.places, self.lines, strict=True):
+            if place != before:
+                text.append(heading(place))
+            text.append(str(line))
+            before = place
+        return "\n".join([*text, self.summary()])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def summary(self) -> str:
+        """Return how many lines are wrong, and where the logs are."""
+        if self.ok:
+            return f"nothing is wrong in {len(self.lines)} checks"
+        names = ", ".join(dict.fromkeys(line.code for line in self.wrong))
+        logs = f"; the ranks' logs are in {self.folder}/logs" if self.folder else ""
+        return without_controls(f"{len(self.wrong)} of {len(self.lines)} checks failed: {names}{logs}")
+
+    def to_json(self) -> str:
+        """Return the report as JSON: ok, folder, machine, and the lines, each with `where`."""
+        lines = []
+        for place, line in zip(self.places, to_plain(self.lines), strict=True):
+            lines.append({"where": place, **line})
+        values = {"ok": self.ok, "folder": self.folder, "machine": dict(self.machine), "lines": lines}
+        return json.dumps(values, indent=1)
+
+    def table(self) -> str:
+        """Return the lines as a table of HTML. A place is named in its first line; without a fix there is no column."""
+        heads = ["state", "where", "check", "found"]
+        if any(line.fix for line in self.lines):
+            heads.append("what to do")
+        rows, before = "", ""
+        for place, line in zip(self.places, self.lines, strict=True):
+            state = f"<b>{escape(line.level)}</b>" if line.level == WRONG else escape(line.level)
+            texts = ("" if place == before else place, line.code, line.message, line.fix)
+            before = place
+            rows += f"<tr>{_cell(state)}"
+            for text in texts[: len(heads) - 1]:
+                rows += _cell(escape(without_controls(text)))
+            rows += "</tr>"
+        head = "".join(f"<th style='text-align:left'>{name}</th>" for name in heads)
+        return f"<table class='mm-check-table'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+    def _repr_html_(self) -> str:
+        """Return the table, and how many lines are wrong, as a notebook shows them."""
+        return f"{self.table()}<p role='status'>{escape(self.summary())}</p>"
+
+
+def _cell(html: str) -> str:
+    return f"<td style='text-align:left;vertical-align:top'>{html}</td>"
+
+
+def heading(place: str) -> str:
+    """Return the line above those that were found in one place."""
+    return without_controls(f"-- {place} --")

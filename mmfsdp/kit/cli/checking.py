@@ -1,0 +1,50 @@
+"""The command `mmfsdp check`: is this machine, or this cluster, fit for runs?"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from ...params import ParamError
+from ...params.base import without_controls
+from ...params.flags import params_of
+from ..check.check import check as check_site
+from ..check.machine_figures import machine_block, write_machine
+from ..check.site_report import SiteReport, heading
+from ..verify.lines import Line
+from .planning import say
+
+
+def check(values: Namespace) -> int:
+    """Check this machine, and ranks on it or in a Slurm job. Returns 1 if a line is wrong."""
+    before = ""
+
+    def show(place: str, line: Line) -> None:
+        nonlocal before
+        if place != before:
+            print(heading(place))
+        before = place
+        print(line, flush=True)
+
+    def tell(text: str) -> None:
+        say(without_controls(text))
+
+    params = params_of(values)
+    report = check_site(params, wait_min=values.wait, show=None if values.json else show, tell=tell)
+    print(report.to_json() if values.json else report.summary())
+    if values.write is not None:
+        write_figures(report, values.write)
+    return int(not report.ok)
+
+
+def write_figures(report: SiteReport, file: str) -> None:
+    """Add what was measured to a profile, or print it where no file is named. Raises ParamError if there is none."""
+    if not report.machine:
+        raise ParamError("--write", "no bandwidth was measured; correct the errors above, and check again")
+    about = next((line.message for line in report.lines if line.code == "bandwidth"), "")
+    block = machine_block(report.machine, about)
+    if not file:
+        print(block, end="")
+        return
+    write_machine(Path(file), block)
+    say(f"{file} has the measured figures")

@@ -1,0 +1,269 @@
+"""`mmfsdp new my.yaml --pictures PATH`: look at data, show samples, and write a configuration that trains on them."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import textwrap
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from ...params import BackboneSource, ModelKind, ParamError, RunParams, load
+from ...params.base import plain, without_controls
+from ...params.numbers import WIDTH
+from .planning import say
+
+if TYPE_CHECKING:
+    from ..data.batch import Sample
+    from ..data.sources.detect import Detected
+
+SHOWN = 3
+TEXT_LINES = 3
+"""Lines of a text that are shown."""
+COUNTED = 100
+"""Samples whose tokens are counted."""
+ROUND_TO = 8
+FALLBACK_LENGTH = 256
+"""max_length where no tokenizer of the model is here."""
+SMALL = "tiny"
+"""The preset whose backbones are taken where no model is named."""
+JOINED_WORDS = "flamingo joins the two by gated cross-attention instead; model.lora_rank adds LoRA"
+SMALL_WORDS = (
+    "the demo's backbones: they know the 48 words of the demo's captions alone, so this shows that everything runs. To "
+    "learn from your texts name a model of yours: --vision DIR --language DIR, or --model NAME"
+)
+
+
+def new(values: Namespace) -> int:
+    """Write a configuration for data of one's own. Returns 0."""
+    target = Path(values.file)
+    if target.exists():
+        raise ParamError("file", f"{values.file!r} exists already; give another name, or remove it first")
+    if not target.absolute().parent.is_dir():
+        raise ParamError("file", f"{values.file!r} is in a folder that does not exist; make {target.parent} first")
+    base, comments = base_params(values)
+    say("looking at the data")
+    from ..data.sources.detect import detect
+
+    found = detect(values.pictures)
+    for line in describe(found):
+        print(line)
+    say("looking at the model")
+    params, of_data = with_data(base, found)
+    text = as_yaml(params, comments | of_data, command_of(values))
+    with target.open("x", encoding="utf-8") as file:  # fails where it was made meanwhile
+        file.write(text)
+    if RunParams.from_yaml(target) != params:
+        raise AssertionError(f"{target} reads as other parameters")
+    name = shlex.quote(values.file)
+    print(f"\nwritten to {values.file}; next:\n  mmfsdp plan --config {name}\n  mmfsdp run --config {name}")
+    return 0
+
+
+def command_of(values: Namespace) -> str:
+    """Return the command that writes this file again, quoted as a shell needs it."""
+    words = ["mmfsdp", "new", values.file, "--pictures", values.pictures]
+    for option in ("vision", "language", "model"):
+        if getattr(values, option):
+            words += [f"--{option}", getattr(values, option)]
+    return shlex.join(words)
+
+
+def base_params(values: Namespace) -> tuple[RunParams, dict[str, str]]:
+    """Return the parameters of the model that the words name, without data, and comments on them by dotted names.
+
+    Raises ParamError.
+    """
+    backbones = [name for name in ("vision", "language") if getattr(values, name)]
+    if values.model and backbones:
+        raise ParamError(backbones[0], "names a part of a model, and --model a complete one; give only one of them")
+    if len(backbones) == 1:
+        missing = "language" if backbones == ["vision"] else "vision"
+        raise ParamError(missing, f"is missing: --{backbones[0]} needs --{missing}, too; or give --model NAME")
+    params = RunParams()
+    if values.model:
+        model = _place(values.model)
+        return params.change(**{"model.kind": ModelKind.TRANSFORMERS, "model.name": model}), {}
+    if backbones:
+        vision, language = _place(values.vision), _place(values.language)
+        changes: dict[str, Any] = {"model.kind": ModelKind.MULTIMODAL}
+        changes["model.vision"] = {"source": BackboneSource.TRANSFORMERS, "name": vision, "weights": vision}
+        changes["model.language"] = {"name": language, "weights": language}
+        return params.change(**changes), {"model.kind": JOINED_WORDS}
+    small = load(SMALL)
+    changes = {"model": small.model, "train.lr": small.train.lr, "launch.threads": small.launch.threads}
+    return params.change(**changes), {"model": SMALL_WORDS}
+
+
+def _place(name: str) -> str:
+    """Return a model's folder as an absolute path, or its name on the hub. Raises ParamError for a missing folder."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return str(path.absolute())
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ParamError("model", f"{name!r} is not a folder; give the folder of a model, or its name on the hub")
+    return name
+
+
+def describe(found: Detected) -> Iterator[str]:
+    """Yield lines of at most 80 columns on the data and three of its samples."""
+    params, train, heldout = found.params, found.splits["train"], found.splits["heldout"]
+    formats = found.formats()
+    more = f", and {len(formats) - SHOWN} more" if len(formats) > SHOWN else ""
+    yield from _wrapped("found:", f"source {params.source}: {', '.join(formats[:SHOWN])}{more}")
+    yield from _wrapped("rows:", found.shape())
+    if params.pictures:
+        yield from _wrapped("pictures:", f"in {params.pictures}")
+    lengths = [source.length for source in (train, heldout)]
+    if None not in lengths:
+        yield from _wrapped("records:", f"{lengths[0]} train, {lengths[1]} are held out")
+    for label, reason in list(train.skipped.items())[:SHOWN]:
+        yield from _wrapped("skipped:", f"{label} {reason}")
+    for note in train.notes:
+        yield from _wrapped("note:", note)
+    for sample in found.samples(SHOWN):
+        yield ""
+        yield from _sample_lines(sample)
+
+
+def _sample_lines(sample: Sample) -> Iterator[str]:
+    sizes = ", ".join(f"{width} x {height}" for width, height in (image.size for image in sample.images))
+    yield from _wrapped("sample:", f"{sample.label}; pictures: {sizes or 'none'}")
+    for message in sample.messages:
+        yield from _wrapped(f"  {message.role}:", message.text, lines=TEXT_LINES)
+        if message.answers:
+            yield from _wrapped("   or:", "; ".join(message.answers), lines=TEXT_LINES)
+
+
+def _wrapped(title: str, text: str, *, lines: int | None = None) -> list[str]:
+    """Return lines of 80 columns, without what a terminal would obey: the text comes from somebody's file."""
+    from ..data.corrupt import printable
+
+    clean = printable(without_controls(" ".join(text.split())))
+    indent = " " * 12
+    return textwrap.wrap(
+        f"{title:<11} {clean}",
+        WIDTH,
+        subsequent_indent=indent,
+        max_lines=lines,
+        placeholder=" ...",
+        drop_whitespace=True,
+    )
+
+
+def with_data(base: RunParams, found: Detected) -> tuple[RunParams, dict[str, str]]:
+    """Return the parameters with the data, and for dotted names a comment that says what to change."""
+    from ..run.placement import with_ranks
+
+    data, train = found.params, found.splits["train"]
+    params = base.change(**{f"data.{name}": getattr(data, name) for name in ("source", "path", "pictures")})
+    length, length_words = fitting_length(params, found.samples(COUNTED))
+    ranks = with_ranks(params).launch.world_size
+    batch_size = max(1, min(params.train.batch_size, (train.length or 10**6) // ranks))
+    steps, steps_words = params.train.steps, "the number of records is not known before all shards are read"
+    if train.length is not None:
+        steps = max(1, math.ceil(train.length / (batch_size * ranks)))
+        steps_words = f"about one epoch: {train.length} records in batches of {batch_size} on each of {ranks} ranks"
+    params = params.change(
+        **{
+            "data.max_length": length,
+            "train.steps": steps,
+            "train.batch_size": batch_size,
+            "train.warmup_steps": min(params.train.warmup_steps, steps // 10),
+            "train.eval_every": max(1, steps // 4),
+        }
+    )
+    comments = {
+        "data.path": "set heldout to other files, or to a published split, to measure the loss on them",
+        "data.max_length": length_words,
+        "train.steps": f"{steps_words}; more steps are more epochs",
+        "train.batch_size": "samples of a rank; raise it while `mmfsdp plan` shows that the memory is enough",
+        "train.lr": "try other values of it first: mmfsdp sweep --grid train.lr=1e-4,1e-3",
+        "train.eval_every": "steps between two measurements of the loss on held-out samples",
+    }
+    return params, comments
+
+
+def fitting_length(params: RunParams, samples: Sequence[Sample]) -> tuple[int, str]:
+    """Return the max_length that holds all of some samples, as far as the model reads, and words on where it is from.
+
+    Raises ParamError for a model that cannot be built, or that takes none of the samples.
+    """
+    from ..data.corrupt import CorruptRecord
+    from ..train.prepare import frozen_model
+
+    model, processor = frozen_model(params.model)
+    if processor is None:
+        words = (
+            "a guess, since no tokenizer of this model is in a folder here; see how many samples a run reports as cut"
+        )
+        return FALLBACK_LENGTH, words
+    counter = replace(processor, max_length=10**6)
+    lengths: list[int] = []
+    refusal = ""
+    for sample in samples:
+        try:
+            lengths.append(counter([sample]).input_ids.shape[1])
+        except CorruptRecord as error:
+            refusal = refusal or str(error)
+    if not lengths:
+        raise ParamError("pictures", f"the model accepts none of the first {len(samples)} samples: {refusal}")
+    longest = max(lengths)
+    length = math.ceil(longest / ROUND_TO) * ROUND_TO
+    words = f"the longest of {len(lengths)} samples has {longest} tokens; a shorter limit saves memory and cuts texts"
+    limit = _positions(model)
+    if limit is not None and limit < length:
+        return (
+            limit,
+            f"the model reads {limit} tokens, and the longest of {len(lengths)} samples has {longest}: it is cut",
+        )
+    return length, words
+
+
+def _positions(model: Any) -> int | None:
+    """Return the positions of the language model in it, by its configuration; None if it says nothing."""
+    limits = []
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if hasattr(config, "get_text_config") and hasattr(config.get_text_config(), "vocab_size"):
+            limits.append(getattr(config.get_text_config(), "max_position_embeddings", None))
+    return min((limit for limit in limits if isinstance(limit, int)), default=None)
+
+
+def as_yaml(params: RunParams, comments: dict[str, str], title: str) -> str:
+    """Return the values that are not the defaults as YAML, with a comment above those that have one."""
+    lines = [f"# Written by `{without_controls(' '.join(title.split()))}`.", "# Every field: mmfsdp plan --help-all"]
+    default = RunParams()
+    for section in type(params).model_fields:
+        own, usual = getattr(params, section), getattr(default, section)
+        if section in comments:
+            lines += _comment(comments[section], "")
+        body: list[str] = []
+        for name in type(own).model_fields:
+            value = plain(getattr(own, name))
+            place = f"{section}.{name}"
+            if value == plain(getattr(usual, name)) and place not in comments:
+                continue
+            body += _comment(comments.get(place, ""), "  ")
+            text = yaml.safe_dump({name: _without_empty(value)}, sort_keys=False, allow_unicode=True, width=WIDTH + 20)
+            body += textwrap.indent(text, "  ").splitlines()
+        if body:
+            lines += [f"{section}:", *body]
+    return "\n".join(lines) + "\n"
+
+
+def _without_empty(value: Any) -> Any:
+    """Return nested values without those that are unset or empty."""
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_empty(inner) for key, inner in value.items() if inner not in (None, "", [], {})}
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    lines = textwrap.wrap(text[:1].upper() + text[1:], WIDTH - len(indent) - 2, break_on_hyphens=False)
+    return [f"{indent}# {line}" for line in lines]

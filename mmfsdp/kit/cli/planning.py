@@ -1,0 +1,138 @@
+"""The commands `mmfsdp plan`, `verify` and `bench`: predict a step, check one, and measure one."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import textwrap
+from argparse import Namespace
+from datetime import date
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...core.plan import WrapPlan
+from ...params import Backend, LaunchParams, RunParams
+from ...params.findings import Finding
+from ...params.flags import params_of
+from ...params.numbers import WIDTH
+from ..run.watch import ProgressBar
+
+if TYPE_CHECKING:
+    from ..train.prepare import Prepared
+
+CHECKING = "checking the data and the plan"
+
+
+def run_folder(word: str) -> Path:
+    """Return the folder of the run that a word names: the folder, or the name of one in the current folder's runs/."""
+    path = Path(word)
+    if path.exists() or len(path.parts) > 1:
+        return path
+    return Path(LaunchParams().folder, path)
+
+
+def say(text: str) -> None:
+    """Say on stderr what takes the next seconds; stdout has the results."""
+    print(f"{text} ...", file=sys.stderr, flush=True)
+
+
+def plan(values: Namespace) -> int:
+    """Print the plan and its cost; with --machine the seconds of a step and every mesh.
+
+    Returns 1 where the lint found errors.
+    """
+    params = params_of(values)
+    planned = print_plan(params)
+    if values.machine and not planned.refused:
+        from ...predict import machine_of_run, mesh_table, meshes, step_time, workload
+
+        machine, work = machine_of_run(values.machine, params), workload(planned, params)
+        print(step_time(planned, machine=machine, **work))
+        if planned.backend is not Backend.DDP and planned.world_size > 1:
+            print(mesh_table(meshes(planned, machine=machine, **work), machine))
+    return int(any(finding.level == "error" for finding in planned.lint))
+
+
+def verify(values: Namespace) -> int:
+    """Check a training on two ranks of the CPU, and print a line for each check. Returns 1 if one finds a fault."""
+    params = params_of(values)
+    say("verifying: two steps on two CPU ranks and in one process, a kill, a resume, an export")
+    pretrain(params)
+    from ..verify.from_params import verify_run
+
+    report = verify_run(params)
+    print(report)
+    return int(not report.ok)
+
+
+def print_plan(params: RunParams) -> WrapPlan:
+    """Print the plan and its cost, and return it. Raises ParamError for what cannot be planned."""
+    say("planning: a model without weights, a step on tensors without data")
+    from ..train.prepare import preview, rates_of, with_place
+
+    planned, cost = preview(params)
+    planned = with_place(planned, params)
+    print(planned)
+    print(cost)
+    if rates := rates_of(params, planned):
+        print(textwrap.fill(rates, WIDTH, subsequent_indent="  ", break_on_hyphens=False))
+    return planned
+
+
+def prepare_run(params: RunParams, *, activations: bool = False) -> Prepared:
+    """Check and plan a run, and return it. Raises ParamError for what stops a launch."""
+    say(CHECKING)
+    from ..train.prepare import prepare
+
+    return prepare(params, activations=activations)
+
+
+def pretrain(params: RunParams) -> None:
+    """Pretrain the generated backbones if they are missing, with a progress bar."""
+    from ..models.generated import needs_backbones
+
+    if needs_backbones(params.model):
+        from ..shapes.pretrain import ensure_backbones
+
+        print("making generated weights, once; where backbones are pretrained, this takes minutes")
+        ensure_backbones(params, progress=ProgressBar())
+
+
+def show_finding(finding: Finding) -> None:
+    """Print a finding of the lint on stderr."""
+    message = f"{finding.level}: {finding.message}"
+    print(textwrap.fill(message, WIDTH, subsequent_indent="  ", break_on_hyphens=False), file=sys.stderr)
+
+
+def bench(values: Namespace) -> int:
+    """Measure a step with `bench_NAME.py`, print its table, and write it to a JSON file."""
+    if values.bench == "redraw":
+        say("measuring: plans are made and drawn, and no ranks are started")
+    elif values.bench == "panel":
+        say("measuring: the metrics of a long run are written and drawn, and no ranks are started")
+    else:
+        say(f"measuring: `bench {values.bench}` runs each way to shard on real ranks, for a minute or more")
+    import torch
+
+    from ..train.handed_plan import versions
+
+    name = values.bench
+    module = import_module(f"mmfsdp.kit.bench.bench_{name}")
+    options = {}
+    for option in ("ranks", "rounds", "width", "samples", "preset", "rows"):
+        if getattr(values, option, None) is not None:
+            options[option] = getattr(values, option)
+    result = getattr(module, f"bench_{name}")(**options)
+    gpus = torch.cuda.device_count()
+    device = f"{gpus} x {torch.cuda.get_device_name()}" if gpus else "no GPU"
+    numbers = ", ".join(f"{library} {number}" for library, number in versions().items())
+    cores = f"{os.cpu_count()} cores ({platform.machine()})"
+    result["machine"] = f"{cores}, {device}, load {os.getloadavg()[0]:.1f}; {numbers}; {date.today()}"
+    print(f"{textwrap.fill(result['machine'], WIDTH)}\n{module.table(result)}")
+    path = Path(f"bench_{name}.json")
+    path.write_text(json.dumps(result, indent=1))
+    print(f"written to {path}")
+    return 0

@@ -1,0 +1,333 @@
+"""The commands over runs. They start them: run, launch, resume, sweep; or follow them: watch, drill, caption.
+
+Others look at runs that exist already: runs, status, cancel, report, export.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentTypeError, Namespace
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from ...params import LaunchParams, ParamError, RunParams, TrackerKind
+from ...params.base import read_yaml, without_controls
+from ...params.flags import params_of
+from ..run.files.record import Status
+from ..run.files.snapshot import Snapshot
+from ..run.handle import Run
+from ..run.launch import launch as start_run
+from ..run.launchers.registry import check_no_replay, launcher_for
+from ..run.placement import trains_on, with_ranks
+from ..run.progress import part_of
+from ..run.start import free_name, runs_folder
+from ..run.state import SWEEP_FILE, ask_ahead, find_runs, run_state, runs_table
+from ..run.sweep import Sweep
+from ..run.sweep import sweep as start_sweep
+from ..run.trouble import headline, troubles
+from ..run.trust import UntrustedRun, check_trusted, own_code_of
+from ..run.watch import Progress
+from ..run.watch import follow as lines_of
+from .planning import CHECKING, prepare_run, run_folder, say, show_finding
+
+ANSWER_TIMEOUT_S = 60.0
+"""Seconds that a command waits for Slurm before it ends."""
+LAST_LINES = 20
+"""Lines of the traceback, or of the log, of a run that has failed."""
+ASKING = f"waiting for Slurm's answer, at most {ANSWER_TIMEOUT_S:.0f} s"
+
+
+def count(text: str) -> int:
+    """Return the number from 1 that a flag gives; argparse words the error."""
+    if not (text.isdecimal() and int(text)):
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def show(*texts: object) -> None:
+    """Print texts of a run, a line each, without what a terminal would obey: somebody else may have written them."""
+    for text in texts:
+        print(without_controls(str(text)))
+
+
+def run(values: Namespace) -> int:
+    """Do it all in the foreground: check, plan, launch, follow, caption, report."""
+    params = stage_params(values)
+    run_prepared = prepare_run(params, activations=True)
+    print(run_prepared.plan)
+    print(run_prepared.cost)
+    started = start_run(run_prepared)
+    print(f"run: {started.path}\n{trains_on(params)}")
+    return follow(started.path) or finish(started.path)
+
+
+def launch(values: Namespace) -> int:
+    """Start the ranks and return; with `--dry-run`, print what sbatch would receive."""
+    params = stage_params(values)
+    if values.dry_run:
+        return dry_run(params)
+    say(CHECKING)
+    started = start_run(params, tell=show_finding)
+    print(f"{started.path}: started; follow it with `mmfsdp watch {quote(str(started.path))}`\n{trains_on(params)}")
+    return 0
+
+
+def stage_params(values: Namespace) -> RunParams:
+    """Return the parameters of a run to start; with `--from RUN`, those of that run, whose weights it begins with.
+
+    The flags change them; --config takes their place.
+    """
+    if not hasattr(values, "start"):
+        return params_of(values)
+    start = run_folder(values.start)
+    is_checkpoint = start.parent.name == "checkpoints"
+    parent = Run.open(start.parent.parent if is_checkpoint else start)
+    check_no_replay(parent.path, "continued by another run")
+    launch = parent.params.launch
+    name = free_name(runs_folder(launch), launch.name)
+    changes = {"launch.name": name, "launch.replace": False, "train.start_from": None, "train.start_adapters": "keep"}
+    setattr(values, "train.start_from", str(start.absolute()))
+    return params_of(values, default=parent.params.change(**changes))
+
+
+def dry_run(params: RunParams) -> int:
+    """Print what sbatch would receive and, on stderr, what the job asks for and when Slurm would start it."""
+    from ..run.slurm.site import settled
+
+    params = settled(params)
+    text, lines = launcher_for(params).dry_run(params)
+    print(text, end="", flush=True)
+    print(file=sys.stderr)  # the batch file has no line end at its end
+    for line in lines:
+        print(without_controls(line), file=sys.stderr)
+    return 0
+
+
+def resume(values: Namespace) -> int:
+    """Continue a run in its folder, from its newest complete checkpoint or from the one of `--step`.
+
+    With `--trust`, also one that somebody else may have made or changed. With `--fresh-code`, the own code is that of
+    the current folder, not the copy of the launch.
+    """
+    resumed = Run.open(run_folder(values.run))
+    check_no_replay(resumed.path, "resumed")
+    params = resumed.with_own_ranks(params_of(values, default=resumed.with_own_ranks(resumed.params)))
+    if not values.trust:
+        try:
+            check_trusted(resumed.path, params)
+        except UntrustedRun as error:
+            raise shown(error, resumed.path) from None
+    say(CHECKING)
+    resumed.resume(step=values.step, params=params, trust=values.trust, fresh_code=values.fresh_code, tell=show_finding)
+    show(trains_on(params))
+    return follow(resumed.path) or finish(resumed.path)
+
+
+def shown(error: UntrustedRun, folder: Path) -> ParamError:
+    """Print what an untrusted run would execute, and return the error that ends the command."""
+    show(f"{folder} would run:", *(f"  {line}" for line in error.lines))
+    return ParamError("run", f"{error.why}; read the lines above, then add --trust")
+
+
+def opened(values: Namespace) -> Run:
+    """Return the run that a command reads samples of, or loads the model of.
+
+    Raises ParamError for one with own code that somebody else may have written, without `--trust`.
+    """
+    run = Run.open(run_folder(values.run))
+    if values.trust:
+        return run.trust()
+    try:
+        with own_code_of(run.path, run.params):
+            return run
+    except UntrustedRun as error:
+        raise shown(error, run.path) from None
+
+
+def watch(values: Namespace) -> int:
+    """Follow a run."""
+    return follow(run_folder(values.run))
+
+
+def track(values: Namespace) -> int:
+    """Hand the metrics of a run, or of a sweep's runs, to trackers until they are done."""
+    from ..run.trackers.track import runs_in
+    from ..run.trackers.track import track as hand_over
+
+    folder = run_folder(values.run)
+    kinds = values.to or Run.open(runs_in(folder)[0]).params.train.trackers
+    if not kinds:
+        raise ParamError("--to", f"is needed, since train.trackers of this run names none; {', '.join(TrackerKind)}")
+    say(f"following {folder} until it is done: {', '.join(kinds)}")
+    hand_over(folder, [TrackerKind(kind) for kind in kinds])
+    for kind in kinds:
+        print(TrackerKind(kind).view.format(folder=folder))
+    return 0
+
+
+def drill(values: Namespace) -> int:
+    """Preempt a run as a cluster would, and follow it."""
+    drilled = Run.open(run_folder(values.run))
+    drilled.drill()
+    return follow(drilled.path)
+
+
+def caption(values: Namespace) -> int:
+    """Caption new pictures with a finished run's checkpoint."""
+    return finish(opened(values).path, best=values.best)
+
+
+def follow(folder: Path) -> int:
+    """Print a run's lines until it ends. Returns 0 if it completed."""
+    followed = Run.open(folder)
+    try:
+        for line in lines_of(followed.path):
+            show(line)
+    except KeyboardInterrupt:
+        name = quote(str(folder))
+        print(f"\n{followed.name} goes on; `mmfsdp watch {name}` follows it, `mmfsdp cancel {name}` ends it", end="")
+        raise
+    state = followed.state()
+    show(f"{followed.name}: {headline(state, troubles(followed.path, state))}")
+    return 0 if state.ok else 1
+
+
+def finish(folder: Path, *, best: bool = False) -> int:
+    """Caption held-out pictures, print five next to the truth, write result.json and the report.
+
+    best: with the checkpoint that `train.keep_best` kept.
+    """
+    say("captioning held-out pictures")
+    from ..train.evaluate import caption_held_out
+    from ..widgets.report import skipped_lines, write_report
+
+    result = caption_held_out(folder, best=best)
+    for row in result["captions"][:5]:
+        mark = "=" if row["caption"] == row["truth"] else "x"
+        show(f"  {mark} {row['caption']}", f"    truth: {row['truth']}")
+    for key, value in result.items():
+        if key == "no_captions":
+            show(f"  {value}")
+        elif isinstance(value, float):
+            show(f"  {key}: {value:.3f}")
+        elif not isinstance(value, (list, dict)):
+            show(f"  {key}: {value}")
+    for line in skipped_lines(result):
+        show(f"  {line}")
+    show(f"report: {write_report(folder)}")
+    return 0
+
+
+def sweep(values: Namespace) -> int:
+    """Start a sweep, or show one. Returns 1 if a member failed."""
+    if values.sweep:
+        if values.grid:
+            raise ParamError("grid", f"belongs to a new sweep, not to {values.sweep}; leave one of the two out")
+        return show_members(Sweep.open(run_folder(values.sweep)))
+    if not values.grid:
+        raise ParamError("grid", "is missing; a sweep needs --grid FIELD=A,B, or the FOLDER of one to show")
+    grid: dict[str, list[Any]] = {}
+    for text in values.grid:
+        field, choices = grid_values(text)
+        if field in grid:
+            raise ParamError("grid", f"{field} is there twice; write {field}=A,B")
+        grid[field] = choices
+    chosen = params_of(values)
+    say(CHECKING)
+    params = with_ranks(chosen)
+    started = start_sweep(params, grid=grid, at_once=values.at_once, tell=show_finding)
+    print(f"{started.path}: {len(started.members)} runs, {values.at_once} at a time\n{trains_on(chosen)}", flush=True)
+    started.wait()
+    return show_members(started)
+
+
+def show_members(shown: Sweep) -> int:
+    """Print the table of a sweep. Returns 1 if a member failed."""
+    show(shown)
+    return int(any(state.done and not state.ok for state in shown.states().values()))
+
+
+def grid_values(text: str) -> tuple[str, list[Any]]:
+    """Return the field and the values of words such as `train.lr=1e-3,3e-4`. Raises ParamError."""
+    field, equals, values = text.partition("=")
+    if not equals or not values:
+        raise ParamError("grid", f"{text!r} is not FIELD=VALUE,VALUE, such as train.lr=1e-3,3e-4")
+    if values.startswith("["):
+        return field, read_yaml(values, name="grid")
+    return field, [read_yaml(value, name="grid") for value in values.split(",")]
+
+
+# ---- runs that exist already ----
+
+
+def runs(values: Namespace) -> int:
+    """List all runs in the folders named, or in runs/."""
+    default = LaunchParams().folder
+    for folder in values.folders or [default]:
+        paths = find_runs(folder)
+        ask_ahead(paths.values(), timeout=ANSWER_TIMEOUT_S)
+        show(runs_table(paths) if paths else f"no runs in {folder}")
+    return 0
+
+
+def status(values: Namespace) -> int:
+    """Print the state of a run, what it does now, and what is wrong with it. Returns 1 if it ended and is not ok."""
+    asked = Run.open(run_folder(values.run))
+    ask_ahead([asked.path], timeout=ANSWER_TIMEOUT_S)
+    look = Snapshot(asked.path)
+    state = run_state(look)
+    found = troubles(look, state)
+    show(f"{asked.name}: {headline(state, found)}")
+    part = part_of(look, state)
+    if part is not None:
+        show(f"{part.part}: {part.words}", Progress(asked.path).line(state, look))
+    show(*(f"trouble: {trouble}" for trouble in found))
+    if state.status is Status.FAILED and state.traceback.strip():
+        show(*state.traceback.rstrip().splitlines()[-LAST_LINES:])
+    return int(state.done and not state.ok)
+
+
+def cancel(values: Namespace) -> int:
+    """Stop a run, every rank of it; or a sweep, every run of it."""
+    path = run_folder(values.run)
+    if os.path.isfile(path / SWEEP_FILE):
+        members = Sweep(path)
+        states = members.cancel()
+        if not all(state.done for state in states.values()):
+            show(members, ASKING)
+            members.wait(ANSWER_TIMEOUT_S)
+        show(members)
+    else:
+        cancelled = Run.open(path)
+        state = cancelled.cancel()
+        if not state.done:
+            show(f"{cancelled.name}: {state}", ASKING)
+            state = cancelled.wait(ANSWER_TIMEOUT_S)
+        show(f"{cancelled.name}: {state}")
+    return 0
+
+
+def report(values: Namespace) -> int:
+    """Write a run's report, or a page that compares runs."""
+    paths = [run_folder(name) for name in values.runs]
+    opened = [Run.open(path).path for path in paths]
+    from ..widgets.compare import write_comparison
+    from ..widgets.report import write_report
+
+    if len(opened) == 1:
+        show(write_report(opened[0]))
+        return 0
+    show(write_comparison(paths, paths[0].absolute().parent / "comparison.html"))
+    return 0
+
+
+def export(values: Namespace) -> int:
+    """Write a run's weights in the layout of other libraries."""
+    exported = opened(values)
+    say("reading the checkpoint")
+    from ..compat.export import export as write
+
+    show(write(exported.path, Path(values.to), layout=values.layout, best=values.best, ema=values.ema))
+    return 0

@@ -1,0 +1,1 @@
+"""Sources of data: what opens files, shards, tables and data sets of the hub, and a person's own reader."""

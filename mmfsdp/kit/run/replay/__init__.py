@@ -1,0 +1,1 @@
+"""Recordings of runs: how they are made, and played again without ranks."""

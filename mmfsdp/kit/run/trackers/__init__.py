@@ -1,0 +1,1 @@
+"""Trackers: programs that show the metrics of runs."""

@@ -1,0 +1,250 @@
+"""run(folder): what every rank of a training run does, from params.yaml to result.json."""
+
+from __future__ import annotations
+
+import os
+import socket
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch import nn
+
+from ... import checkpoint
+from ...checkpoint.gather import gather_json
+from ...core.plan import WrapPlan
+from ...core.weights import quantize_weights
+from ...core.wrap import apply_plan
+from ...params import Device, ParamError, RunParams
+from ..data.open_sources import Splits, open_for
+from ..data.own_random import seed_all
+from ..data.processor import SampleProcessor
+from ..hangs.rank_server import note_groups, serve_here
+from ..models.build import build_model, freeze_model, open_model
+from ..models.generated import needs_backbones
+from ..models.kinds import kind_of
+from ..models.weight_files import Weights
+from ..run.files.folder import read_json, write_json
+from ..run.launchers.registry import launcher_named
+from ..run.placement import place_of, too_few_gpus
+from ..run.preempt import Preempted
+from ..run.pretraining import ensure_backbones
+from ..run.ranks.fork import forked_from
+from ..run.ranks.hang import Heartbeat
+from ..run.ranks.rank_imports import bring_back
+from ..run.ranks.rendezvous import join_group
+from ..run.slurm.site import HIDDEN_GPUS
+from .features import FeatureCache
+from .handed_plan import NO_PLAN, RunPlan, model_digest, take_plan
+from .learning_rates import rates_line, spell_out_rates
+from .loop import take_up, train
+from .optimizer import build_optimizer, build_scaler
+from .train_state import TrainSetup
+
+if TYPE_CHECKING:
+    from .prepare import Prepared
+
+
+def run(folder: Path) -> None:
+    """Train as `folder`/params.yaml says, on every rank that torch.distributed's environment variables name.
+
+    Continues from the newest complete checkpoint in the folder, if it has one. Writes a metrics line per rank and step,
+    checkpoints, and on rank 0 plan.json and result.json.
+    """
+    transformers.utils.logging.disable_progress_bar()
+    # It warns of in-place operations on a unit's output: nothing here does any.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    beat = Heartbeat(folder, int(os.environ["RANK"]))
+    beat("starting")
+    params = RunParams.from_yaml(folder / "params.yaml")
+    if params.launch.ranks is None:  # by torchrun, say: `launch` writes the number
+        params = params.change(**{"launch.ranks": int(os.environ["WORLD_SIZE"])})
+    params.fsdp.check_machine()
+    if needs_backbones(params.model):
+        # Started by torchrun: a launch has pretrained them.
+        ensure_backbones(params, lambda label, done: beat(f"starting: {label} {done:.0%}"))
+    beat("joining")
+    with process_group(params) as device:
+        beat("building")
+        built, processor, weights = build(params)
+        beat("opening the data")
+        sources = open_for(processor, params)
+        beat("planning")
+        run_plan = plan_of_run(folder, built, params, processor, sources)
+        rated = spell_out_rates(built, params)
+        features = FeatureCache.open(params, built, device, weights.read if weights else None)
+        beat("wrapping")
+        model, frozen = wrap(built, run_plan.plan, weights, device, beat)
+        note_groups()  # there are all, those of a mesh too
+        optimizer, schedule = build_optimizer(model, rated)
+        setup = TrainSetup(folder, params, model, optimizer, schedule, build_scaler(model), frozen)
+        before = checkpoint.frozen_checksums(model, lambda name: beat(f"wrapping: {name}"))
+        result = train(take_up(setup, run_plan, processor, device, beat, features, sources))
+        print(f"rank {dist.get_rank()}: done")
+        after = checkpoint.frozen_checksums(model, lambda name: beat(f"trained: {name}"))
+        result["wire_bytes_predicted"] = run_plan.wire_bytes
+        result["frozen_parameters_changed"] = checkpoint.count_changed(before, after)
+        result["world_size"] = dist.get_world_size()
+        if dist.get_rank() == 0:
+            write_json(folder / "result.json", result)
+
+
+@contextmanager
+def process_group(params: RunParams) -> Iterator[torch.device]:
+    """Join the process group, nccl on CUDA and gloo on the CPU; gives this rank's device."""
+    device = pick_device(params)
+    place = place_of(params, gpus=torch.cuda.device_count(), on_gpus=device.type == "cuda")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        # Or torch's optimizers, which look at the current stream, would make a context on a GPU that is there.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    serve_here()
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    join_group(backend, device if device.type == "cuda" else None)
+    if dist.get_rank() == 0:
+        print(place)
+        if device.type == "cuda" and torch.cuda.device_count() < int(os.environ["LOCAL_WORLD_SIZE"]):
+            print(f"rank 0 sees {torch.cuda.device_count()} of the GPUs of its node: {HIDDEN_GPUS}")
+    where = ", ".join(filter(None, (f"{device}, process {os.getpid()} on {socket.gethostname()}", forked_from())))
+    print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {where}")
+    try:
+        yield device
+        dist.barrier()
+    except Preempted:
+        dist.destroy_process_group()
+        raise
+    # Not after another exception: the other ranks would report a lost connection before this rank reports the cause.
+    dist.destroy_process_group()
+
+
+def pick_device(params: RunParams) -> torch.device:
+    """Return the device of this rank.
+
+    Raises ParamError if this rank sees too few GPUs though CUDA is wanted, or though Slurm has allocated GPUs.
+    """
+    wanted, ranks = params.train.device, int(os.environ["LOCAL_WORLD_SIZE"])
+    if wanted is Device.CPU:
+        return torch.device("cpu")
+    gpus, allocated = torch.cuda.device_count(), launcher_named(params.launch.executor).allocated_gpus()
+    # With --gpus-per-task or --gpu-bind a rank sees its own GPUs only, or the GPUs next to its socket, numbered from 0.
+    if gpus >= ranks or (gpus and allocated >= ranks):
+        return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus)
+    if wanted is Device.CUDA or allocated:
+        raise too_few_gpus(params, gpus=gpus, ranks=ranks)
+    return torch.device("cpu")
+
+
+def build(params: RunParams) -> tuple[nn.Module, SampleProcessor, Weights | None]:
+    """Build the frozen model on the meta device, and the weights that rank 0 will hand out to all.
+
+    Without weights (None), rank 0 holds the whole model until it is sharded: the parts that are drawn at random are
+    known only after drawing. Raises ParamError if the model has no tokenizer.
+    """
+    rank = dist.get_rank()
+    weights: Weights | None = None
+    whole = not params.fsdp.sync_module_states or (rank == 0 and not kind_of(params.model).tensors_by_name)
+    if not whole:
+        seed_all(params.train.seed)
+        model, processor, weights = open_model(params.model, read=rank == 0)
+        freeze_model(model, params.model)
+        frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+        # Frozen random weights are in no checkpoint: they must come from the seed, in the order in which the model
+        # draws.
+        whole = rank == 0 and (weights is None or bool(weights.new_parameters & frozen))
+    if whole:
+        weights = None
+        seed_all(params.train.seed)
+        model, processor = build_model(params.model)
+        freeze_model(model, params.model)
+    if processor is None:
+        message = "has neither name nor weights to load a processor by; set its name, or that of model.language"
+        raise ParamError("model", message)
+    return model, processor, weights
+
+
+def plan_of_run(
+    folder: Path, built: nn.Module, params: RunParams, processor: SampleProcessor, sources: Mapping[str, Splits]
+) -> RunPlan:
+    """Return the launcher's plan where it was made for what the ranks have.
+
+    Otherwise the ranks plan as the launcher does, and rank 0 writes the plan. Every rank must call it. Raises
+    ParamError for the lint's errors.
+    """
+    handed = take_plan(folder, params, built)
+    if not isinstance(handed, str):
+        handed.plan.check()
+        if dist.get_rank() == 0:
+            print_findings(handed.plan, handed.rates)
+        return handed
+    bring_back("triton")  # torch's counter of FLOPs warns without it
+    from .prepare import Prepared, plan_for
+
+    plan, cost = plan_for(built, params, processor, sources)
+    plan.check()
+    rates = rates_line(plan, spell_out_rates(built, params))
+    if dist.get_rank() == 0:
+        if handed != NO_PLAN:
+            print(f"the ranks plan again: {handed}")
+        write_plan(folder, Prepared(params, plan, cost, rates, model=model_digest(built)))
+    return RunPlan(plan, cost.wire_bytes, rates)
+
+
+def print_findings(plan: WrapPlan, rates: str) -> None:
+    """Print the lint's findings, and the learning rates by part if there are any."""
+    for finding in plan.lint:
+        print(f"{finding.level}: {finding.message}")
+    if rates:
+        print(rates)
+
+
+def write_plan(folder: Path, made: Prepared) -> None:
+    """Write plan.json: plan, cost and versions. Print the lint's findings, and which units the launch did not plan."""
+    print_findings(made.plan, made.rates)
+    planned = (read_json(folder / "plan.json") or {}).get("plan")
+    if planned and (units := different_units(planned, made.plan)):
+        shown = ", ".join(units[:3])
+        print(f"warning: {len(units)} units are not those that were planned at the launch, such as {shown}")
+    write_json(folder / "plan.json", made.to_dict())
+
+
+def different_units(planned: dict[str, Any], plan: WrapPlan) -> list[str]:
+    """Return the names of units with other parameters, or another policy, than in an earlier plan, given as its dict.
+
+    That plan may lack what only an example tells, such as how often a unit is gathered.
+    """
+
+    def content(unit: dict[str, Any]) -> Any:
+        params = [(p["name"], p["trainable"], tuple(p["shape"]), p["dtype"]) for p in unit["params"]]
+        return unit["frozen_policy"], sorted(params)
+
+    before = {unit["name"]: content(unit) for unit in planned["units"]}
+    now = {unit["name"]: content(unit) for unit in plan.to_dict()["units"]}
+    return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+
+
+def wrap(
+    built: nn.Module, plan: WrapPlan, weights: Weights | None, device: torch.device, beat: Callable[[str], None]
+) -> tuple[nn.Module, dict[str, int]]:
+    """Wrap the model; also return the checksums of the frozen weights that rank 0 has read or drawn.
+
+    beat: called with `wrapping: NAME` before work on each tensor. All of a large model takes longer than a rank may be
+    silent.
+    """
+
+    def progress(name: str) -> None:
+        beat(f"wrapping: {name}")
+
+    checksums = checkpoint.frozen_checksums(built, progress)
+    source = quantize_weights(built, plan.fsdp, weights, progress)
+    checksums |= checkpoint.frozen_checksums(built, progress)  # of codes and scales, too
+    model = apply_plan(built, plan, device=device, weights=source, progress=progress)
+    if weights is not None:  # read shard by shard while wrapping
+        frozen = {name for name, p in plan.by_name.items() if not p.trainable}
+        checksums = {name: value for name, value in weights.checksums.items() if name in frozen}
+    return model, gather_json(checksums)[0]

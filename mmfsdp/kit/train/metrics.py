@@ -1,0 +1,219 @@
+"""Metrics: scores of what the model says to held-out samples, by a person's own functions (`train.metrics`)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from numbers import Real
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...checkpoint.gather import gather_json
+from ...core.freeze import train_mode
+from ...core.inference import keep_gathered
+from ...params import Backend, ParamError, RunParams
+from ...params.own import OwnCode, OwnCodeError, call_own, path_of
+from ..data.open_sources import Splits
+from ..data.own_processor import FIELD as BUILD
+from ..data.own_processor import accepted, row_of
+from ..data.own_random import own_random
+from ..data.processor import SampleProcessor
+from ..data.sources.reader import as_sample
+from .callbacks import Callback, Training
+from .evaluate import generate, why_no_captions
+
+METRICS = "train.metrics"
+NAME = re.compile(r"[A-Za-z_][\w.@-]{0,39}")
+"""Names that a score may have, since it becomes a key of files and the title of a curve."""
+
+
+@dataclass
+class Scores(Callback):
+    """Generates from the held-out samples on all ranks, and scores the texts on rank 0."""
+
+    training: Training
+    shares: list[Share]
+    """Of this rank: the samples of each source."""
+    latest: dict[str, float] | None = None
+
+    def due(self, step: int) -> bool:
+        """Return True every `eval_every` steps, and after the last one."""
+        train = self.training.setup.params.train
+        assert train.eval_every is not None, "params.train checks it"
+        return self.training.is_last(step) or step % train.eval_every == 0
+
+    def on_step_end(self, row: dict[str, Any]) -> None:
+        """Add the scores to the row; not while steps are profiled, nor when a rank must stop soon."""
+        training = self.training
+        if self.due(row["step"]) and not training.profiled and not training.preempted:
+            with training.evaluated_weights():
+                self.latest = row["scores"] = self.scores(row["step"])
+            training.callbacks.on_evaluate(self.latest)
+
+    def on_train_end(self, result: dict[str, Any]) -> None:
+        """Add the last scores to the result."""
+        if self.latest is not None:
+            result["scores"] = self.latest
+
+    def scores(self, step: int) -> dict[str, float]:
+        """Return the scores. Every rank must call it, and calls `generate` as often as the others do.
+
+        Leaves the model in training mode, and the random states as they were.
+        """
+        training, samples = self.training, []
+        predictions: list[str] = []
+        training.setup.model.eval()
+        for share in self.shares:
+            texts = self.texts(share, step)
+            of_ranks = gather_json(texts)
+            predictions += in_order(of_ranks)
+            samples += share.samples
+        train_mode(training.setup.model)
+        metrics = training.setup.params.train.metrics
+        training.beat(f"step {step} metric {', '.join(map(path_of, metrics))}")
+        scores: dict[str, float] = {}
+        if dist.get_rank() == 0:
+            with own_random(training.setup.params.train.seed):
+                scores = score(metrics, predictions, samples)
+        return gather_json(scores)[0]
+
+    def texts(self, share: Share, step: int) -> list[str]:
+        """Return what the model says to this rank's samples."""
+        params, model = self.training.setup.params, self.training.setup.model
+        size, texts = params.train.batch_size, []
+        sharded = params.fsdp.effective_backend is not Backend.DDP and dist.get_world_size() > 1
+        # A rank whose texts have ended goes on with the others: each of their tokens is a forward of all ranks.
+        options = {"synced_gpus": True} if sharded else {}
+        with torch.no_grad(), keep_gathered(model), own_random(params.train.seed):
+            for start in range(0, share.calls * size, size):
+                self.training.beat(f"step {step} held-out texts")
+                batch = share.own[start : start + size]
+                _, new_ids = generate(model, share.processor, batch or [share.stand_in], **options)
+                texts += share.processor.decode(new_ids)[: len(batch)]
+        return texts
+
+
+@dataclass(frozen=True)
+class Share:
+    """The held-out samples of a source that a rank generates from."""
+
+    processor: SampleProcessor
+    own: list[Any]
+    """Those of this rank: every world_size-th of those that can be used."""
+    stand_in: Any
+    """Another one, where this rank has fewer than the others."""
+    calls: int
+    """Calls of `generate`, on every rank."""
+    samples: list[Any]
+    """On rank 0, those of all ranks, in order."""
+
+    @classmethod
+    def of(cls, name: str, splits: Splits, processor: SampleProcessor, params: RunParams) -> Share:
+        """Read the first held-out samples. Every rank must call it. Raises ParamError if none can be used."""
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        usable = []
+        for sample in islice(splits["heldout"], params.train.eval_samples):
+            if not processor.refusal(sample):
+                usable.append(sample)
+        if not usable:
+            raise ParamError(METRICS, f"no held-out sample of {name} can be used; unset it")
+        calls = math.ceil(math.ceil(len(usable) / ranks) / params.train.batch_size)
+        return cls(processor, usable[rank::ranks], usable[0], calls, usable if rank == 0 else [])
+
+
+def training_scores(training: Training) -> Scores | None:
+    """Return the scores of a training, if `train.metrics` names some. Every rank must call it."""
+    params = training.setup.params
+    if not params.train.metrics:
+        return None
+    shares = []
+    for name, data in params.data.sources().items():
+        processor = replace(training.processor, max_length=data.max_length)
+        shares.append(Share.of(name, training.sources[name], processor, params))
+    return Scores(training, shares)
+
+
+def in_order(of_ranks: Sequence[Sequence[str]]) -> list[str]:
+    """Return the texts of all ranks in the order of their samples, which were dealt to the ranks in turn."""
+    total = sum(map(len, of_ranks))
+    return [of_ranks[place % len(of_ranks)][place // len(of_ranks)] for place in range(total)]
+
+
+def score(metrics: Sequence[OwnCode], predictions: Sequence[str], samples: Sequence[Any]) -> dict[str, float]:
+    """Return the scores of all metrics. Raises OwnCodeError for one that fails, or returns no finite numbers."""
+    scores: dict[str, float] = {}
+    for metric in metrics:
+        values = call_own(METRICS, metric, list(predictions), list(map(row_of, samples)))
+        for name, value in checked_scores(metric, values).items():
+            if name in scores:
+                raise OwnCodeError(METRICS, f"{path_of(metric)} returned {name!r}, which another metric has; rename it")
+            scores[name] = value
+    return scores
+
+
+def checked_scores(metric: OwnCode, values: Any) -> dict[str, float]:
+    """Return what a metric returned as plain floats. Raises OwnCodeError if it is no dict of finite numbers by name."""
+    path = path_of(metric)
+    if not isinstance(values, Mapping) or not values:
+        shown = type(values).__name__ if values is None or not isinstance(values, Mapping) else "empty dict"
+        raise OwnCodeError(METRICS, f"{path} returned {shown}; return a dict of floats by name")
+    scores = {}
+    for name, value in values.items():
+        if not isinstance(name, str) or not NAME.fullmatch(name) or name in ("loss", "heldout_loss"):
+            words = f"{path} returned a score called {name!r}; use letters, digits and _.@-, and not the name of a loss"
+            raise OwnCodeError(METRICS, words)
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            value = value.item()
+        if not isinstance(value, Real) or not math.isfinite(value):
+            raise OwnCodeError(METRICS, f"{path} returned {name} = {value!r}; return a finite number")
+        scores[name] = float(value)
+    return scores
+
+
+def try_metrics(
+    params: RunParams, model: nn.Module, processor: SampleProcessor | None, sources: Mapping[str, Splits]
+) -> None:
+    """Try the metrics on one held-out sample, with its own text as the prediction, before any rank starts.
+
+    Raises OwnCodeError for a metric that fails, ParamError for a model that cannot answer, and for a `keep_best` that
+    no metric returns.
+    """
+    train = params.train
+    if not train.metrics:
+        return
+    if processor is not None:
+        check_generates(params, model, processor)
+    for name in sources:
+        sample = next(iter(sources[name]["heldout"]), None)
+        if sample is not None:
+            break
+    else:
+        raise ParamError("train.eval_every", "no source has a held-out sample; unset train.metrics")
+    read = as_sample(sample, params.data)
+    with own_random(train.seed):
+        scores = score(train.metrics, [read.text if read else ""], [sample])
+    if train.best_name and train.best_name not in ("heldout_loss", *scores):
+        words = f"{train.keep_best!r} is no score; choose heldout_loss, {', '.join(scores)}, or one with a minus"
+        raise ParamError("train.keep_best", words)
+
+
+def check_generates(params: RunParams, model: nn.Module, processor: SampleProcessor) -> None:
+    """Raise ParamError if the metrics' texts cannot be generated with the model on its ranks."""
+    reason = why_no_captions(model, processor)
+    if reason:
+        raise ParamError(METRICS, f"{reason.replace('captions need', 'they need')}; unset it")
+    generates: Any = model.generate
+    sharded = params.fsdp.effective_backend is not Backend.DDP and params.launch.world_size > 1
+    if sharded and not accepted(generates, synced_gpus=True):
+        words = (
+            f"with {params.fsdp.effective_backend} every rank must generate as many tokens as the others, and the "
+            "model's generate takes no synced_gpus; pass its keywords on to transformers' generate, or set "
+            "fsdp.backend to DDP"
+        )
+        raise ParamError(BUILD, words)

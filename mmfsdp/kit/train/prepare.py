@@ -1,0 +1,326 @@
+"""Prepare a run before any rank starts: check where it runs, open its data once, plan the frozen model, check the plan.
+
+`prepare` is what every launch begins with: the button, the commands, a sweep, a resume and Python's `launch`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from torch import nn
+
+from ...core.optimizer_states import check_shards
+from ...core.plan import WrapPlan
+from ...core.quantize import quantized_copy
+from ...params import Backend, Device, FrozenPolicy, ModelParams, RunParams
+from ...params.findings import Finding
+from ...params.own import load_own, module_of
+from ...params.own_modules import OwnSources, own_sources
+from ...params.run import with_cluster
+from ...params.variables import with_variables
+from ...planning import make_plan
+from ...predict import Estimate, estimate
+from ...predict.memory_events import with_memory_events, with_recording
+from ...predict.recordings import Recordings
+from ..data import open_sources
+from ..data.chat import NO_SYSTEM, SEVERAL_TURNS
+from ..data.open_sources import Splits, open_for
+from ..data.processor import SampleProcessor
+from ..models.build import build_model, freeze_model
+from ..models.generated import needs_backbones
+from ..models.kinds import kind_of
+from ..run.launchers.registry import launcher_for
+from ..run.own_code import sources_of
+from ..run.placement import with_ranks
+from ..run.slurm.site import settled
+from ..run.start import check_place
+from .data_batch import data_batch
+from .handed_plan import model_digest, sealed, shapes_of
+from .learning_rates import rates_line, spell_out_rates, try_schedule
+from .metrics import try_metrics
+from .moving_average import check_average
+from .own_callbacks import check_callbacks
+from .start_from import check_start
+
+FEW_ROWS = "few-rows"
+"""Code of the finding that a step takes more rows than there are."""
+_building = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that may start: its parameters with the number of ranks, its plan and its cost on each rank."""
+
+    params: RunParams
+    plan: WrapPlan
+    """Its findings include what a person should know of the data and the processor."""
+    cost: Estimate
+    rates: str = ""
+    """The learning rates by part in a line; empty if all are `train.lr`."""
+    code: OwnSources = OwnSources()
+    """The person's own code that was imported for this, and what it imports."""
+    model: str = ""
+    """The digest of the model that was planned."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what plan.json holds."""
+        values = {"plan": self.plan.to_dict(), "estimate": self.cost.to_dict(), "learning_rates": self.rates}
+        return sealed(values, self.params, self.model)
+
+
+def prepare(params: RunParams, *, activations: bool = False) -> Prepared:
+    """Check and plan a run. Needs no weights, no process group and no GPU; nothing is pretrained, written or started.
+
+    Args:
+        params: The choices of the run.
+        activations: True also predicts the peak with a batch of the data, which takes longer.
+
+    Returns:
+        The settled parameters with their plan, its cost, and the warnings.
+
+    Raises:
+        ParamError: For what this machine or Slurm cannot do, for data that cannot be read, for what cannot be planned,
+            and for the errors of the lint.
+    """
+    params = settled(params)
+    check_place(params)
+    check_callbacks(params)
+    try_schedule(params.train)
+    sources = opened(params)
+    stages = previews(params, sources)
+    plan, cost = next(stages)
+    plan = with_place(with_data(plan, sources, params), params)
+    plan.check()
+    model, processor = kept_model(params)
+    check_start(params.train, model, plan)
+    try_metrics(params, model, processor, sources)
+    if activations or not plan.memory_events:
+        for complete, its_cost in stages:
+            plan, cost = replace(complete, lint=plan.lint), its_cost
+            if not activations:  # the ranks need the memory events, and take them from here
+                break
+    return Prepared(params, plan, cost, rates_of(params, plan), sources_of(params), model_digest(model))
+
+
+def preview(params: RunParams) -> tuple[WrapPlan, Estimate]:
+    """Return the plan of a run and its cost per rank, whatever the lint finds; the data are not opened."""
+    return list(previews(params))[-1]
+
+
+def previews(
+    params: RunParams, sources: Mapping[str, Splits] | None = None, *, for_auto: bool = False
+) -> Iterator[tuple[WrapPlan, Estimate]]:
+    """Yield the plan and its cost: first without memory events, then with them where they can be recorded, then also
+    with the peak of a batch of the run's own data where they can be looked at, or with the reason why not.
+
+    sources: what `open_sources` gives, if they are open. The newest models and recordings are kept, since other
+    choices change more often. for_auto: after the last plan, trace what AUTO needs, so that it is quick when chosen.
+    """
+    params = with_ranks(with_variables(params))
+    params = params.change(launch=with_cluster(params.launch))
+    model, processor, recordings = _kept(params)
+    example = example_of(model, params, processor, sources)
+    plan = _with_warnings(plan_run(model, params, example, recordings), processor)
+    yield plan, cost_of(plan, params)
+    if plan.refused or example is None:  # nobody knows the inputs
+        return
+    if not plan.memory_events:  # AUTO has needed them
+        plan = with_recording(plan, recordings.record(model, plan, example))
+        yield plan, cost_of(plan, params)
+    yield plan, with_data_peak(plan, cost_of(plan, params), params, sources)
+    if for_auto and plan.backend is not Backend.DDP:
+        with suppress(ValueError):  # AUTO itself says what is wrong, when it is chosen
+            recordings.group(quantized_copy(model, params.fsdp), params.fsdp, example)
+
+
+def rates_of(params: RunParams, plan: WrapPlan) -> str:
+    """Return the learning rates by part of a planned run in a line; empty if all are `train.lr`."""
+    if not params.train.lr_for:
+        return ""
+    model, _ = kept_model(params)
+    return rates_line(plan, spell_out_rates(model, params))
+
+
+def with_data(plan: WrapPlan, sources: Mapping[str, Splits], params: RunParams) -> WrapPlan:
+    """Return the plan with what a person should know of the data among its findings."""
+    lint = list(plan.lint)
+    turns = "".join(finding.message for finding in plan.lint if finding.code == SEVERAL_TURNS)
+    no_system = "".join(finding.message for finding in plan.lint if finding.code == NO_SYSTEM)
+    if not any(splits["train"].has_system for splits in sources.values()):
+        lint = [finding for finding in lint if finding.code != NO_SYSTEM]
+    for place, splits in sources.items():
+        source = splits["train"]
+        lint += [Finding("warning", "data", f"{place}.{source.field}: {note}") for note in source.notes]
+        if source.has_turns and turns:
+            words = f"{place}.{source.field} has conversations of several turns: {turns}"
+            lint.insert(0, Finding("error", SEVERAL_TURNS, words))
+        if source.has_system and no_system:
+            words = f"{place}.{source.field} has system texts: {no_system}"
+            lint.insert(0, Finding("error", NO_SYSTEM, words))
+    lint += [Finding("warning", FEW_ROWS, text) for text in few_rows(params, sources)]
+    return replace(plan, lint=tuple(lint))
+
+
+def few_rows(params: RunParams, sources: Mapping[str, Splits]) -> list[str]:
+    """Return a text about each source with fewer rows to train on than a step takes: a step has rows more than once."""
+    train, ranks = params.train, with_ranks(params).launch.world_size
+    sizes = [train.batch_size] + [more.batch_size or train.batch_size for more in params.data.more]
+    texts = []
+    for (place, splits), size in zip(sources.items(), sizes, strict=True):
+        rows, in_step = splits["train"].length, size * train.accumulation * ranks
+        if rows is not None and rows < in_step:
+            where = f"{place}.{splits['train'].field}"
+            texts.append(
+                f"{where}: {rows} rows to train on, and a step takes {in_step} (batch size {size} "
+                f"x accumulation {train.accumulation} x {ranks} ranks), so each step has rows several times; give it "
+                "more rows, or lower train.batch_size, train.accumulation or launch.ranks"
+            )
+    return texts
+
+
+def with_place(plan: WrapPlan, params: RunParams) -> WrapPlan:
+    """Return the plan with what a person should know of the job among its findings."""
+    notes = launcher_for(params).notes(params)
+    return replace(plan, lint=(*plan.lint, *(Finding("warning", "cluster", note) for note in notes)))
+
+
+def _with_warnings(plan: WrapPlan, processor: SampleProcessor | None) -> WrapPlan:
+    """Return the plan with what its processor warns of."""
+    found = processor.warnings if processor is not None else {}
+    return replace(plan, lint=(*plan.lint, *(Finding("warning", code, text) for code, text in found.items())))
+
+
+def opened(params: RunParams) -> dict[str, Splits]:
+    """Return the splits of all sources, opened for a look at the data. Raises ParamError as `open_sources`."""
+    if not kind_of(params.model).example_of_data:
+        # Pictures as they are, and resized later.
+        return open_sources(params.data, image_size=1, seed=params.train.seed)
+    _, processor = kept_model(params)
+    assert processor is not None
+    return open_for(processor, params)  # it is tried on them
+
+
+def kept_model(params: RunParams) -> tuple[nn.Module, SampleProcessor | None]:
+    """Return the model without weights and its processor. Both are kept, and must not be changed."""
+    model, processor, _ = _kept(params)
+    return model, processor
+
+
+def _kept(params: RunParams) -> tuple[nn.Module, SampleProcessor | None, Recordings]:
+    """Return the model without weights, its processor, and what was recorded of it."""
+    key = _model_key(params)
+    with _building:  # transformers' lazy modules break when two threads import them
+        return _kept_model(key)
+
+
+def _model_key(params: RunParams) -> str:
+    own = params.model.build
+    code: dict[str, bytes] = {}
+    if own is not None:
+        load_own("model.build", own)  # afresh if its file was edited
+        code = own_sources([module_of(own)]).files
+    # A generated model's processor, and so its example, is there only after the pretraining.
+    return json.dumps([params.to_dict()["model"], needs_backbones(params.model), sorted(map(repr, code.items()))])
+
+
+@lru_cache(2)
+def _kept_model(key: str) -> tuple[nn.Module, SampleProcessor | None, Recordings]:
+    values, *_ = json.loads(key)
+    return *frozen_model(ModelParams.from_dict(values)), Recordings()
+
+
+def frozen_model(params: ModelParams) -> tuple[nn.Module, SampleProcessor | None]:
+    """Return the model without weights, frozen as it will be trained, and its processor if that is on this machine."""
+    model, processor = build_model(params, meta=True)
+    freeze_model(model, params)
+    return model, processor
+
+
+def plan_for(
+    model: nn.Module,
+    params: RunParams,
+    processor: SampleProcessor | None,
+    sources: Mapping[str, Splits] | None = None,
+) -> tuple[WrapPlan, Estimate]:
+    """Return the plan of a model that is frozen already, and its cost per rank."""
+    example = example_of(model, params, processor, sources)
+    plan = _with_warnings(plan_run(model, params, example), processor)
+    if not (plan.refused or plan.memory_events or example is None):
+        plan = with_memory_events(model, plan, example)
+    return plan, cost_of(plan, params)
+
+
+def plan_run(
+    model: nn.Module, params: RunParams, example: dict[str, Any] | None, recordings: Recordings | None = None
+) -> WrapPlan:
+    """Return the plan of a model that is frozen already, without its cost: enough for the lint.
+
+    recordings: of this model, if it has been planned before.
+    """
+    # AUTO's budget includes activations. Otherwise tracing takes time for nothing where the order is known.
+    kind = kind_of(params.model)
+    if params.fsdp.frozen_policy is not FrozenPolicy.AUTO and not kind.planned_with_example:
+        example = None
+    train = params.train.change(accumulation=params.train.accumulation * len(params.data.sources()))
+    if train.device is Device.AUTO and params.launch.gpu_count:  # of a job; this machine may have none
+        train = train.change(device=Device.CUDA)
+    fsdp = params.fsdp.with_node_size(params.launch.ranks_per_node)
+    ranks = params.launch.world_size
+    plan = make_plan(model, fsdp, world_size=ranks, example=example, train=train, recordings=recordings)
+    kind.check_plan(model, plan)
+    rates_line(plan, spell_out_rates(model, params))  # or a mistake in them
+    check_shards(train.optimizer, plan)
+    if params.train.ema is not None:
+        check_average(plan)
+    return plan
+
+
+def cost_of(plan: WrapPlan, params: RunParams) -> Estimate:
+    """Return what a run's plan costs each rank."""
+    return estimate(plan, params.train, sources=len(params.data.sources()))
+
+
+def with_data_peak(
+    plan: WrapPlan, cost: Estimate, params: RunParams, sources: Mapping[str, Splits] | None = None
+) -> Estimate:
+    """Return the cost of a run's plan with the peak of the largest of the first batches of its data.
+
+    A plan's own peak is of the longest texts, which may not occur. sources: what `open_sources` gives, if they are
+    open.
+    """
+    model, processor, recordings = _kept(params)
+    inputs, words = data_batch(params, processor, recordings, sources)
+    if inputs is None:
+        return replace(cost, batch=words)
+    try:
+        recording = recordings.record(quantized_copy(model, params.fsdp), plan, inputs)
+    except ValueError as error:
+        return replace(cost, batch=f"the peak of {words} is not known: {error}")
+    peak = cost_of(with_recording(plan, recording), params).peak
+    return replace(cost, batch_peak=peak, batch=words, batch_shapes=tuple(shapes_of(inputs)))
+
+
+def peak_of(params: RunParams, plan: WrapPlan, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return the peak that the plan predicts for a micro-batch of a run: bytes, and when."""
+    model, _ = frozen_model(params.model)
+    cost = cost_of(with_memory_events(model, plan, inputs), params)
+    return {"bytes": cost.peak_bytes, "when": cost.peak_when}
+
+
+def example_of(
+    model: nn.Module,
+    params: RunParams,
+    processor: SampleProcessor | None = None,
+    sources: Mapping[str, Splits] | None = None,
+) -> dict[str, Any] | None:
+    """Return the largest inputs of a micro-step, with a picture per sample; None if nobody knows them.
+
+    Raises ParamError if a picture has more tokens than `data.max_length`.
+    """
+    return kind_of(params.model).example(model, params, processor, sources)

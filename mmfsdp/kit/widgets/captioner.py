@@ -1,0 +1,246 @@
+"""Captioner: asks a trained model about pictures, and shows how sure it is of each word and where it looks."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets as w
+
+from ...checkpoint.steps import complete_checkpoints
+from ...params.numbers import size
+from ..run.trust import own_code_of
+from .cell import CellWidget, import_lock
+from .markup import note
+from .style import FROZEN, INK
+from .worker import Worker
+
+if TYPE_CHECKING:
+    from ..data.batch import Sample
+    from ..train.answers import Answer
+
+EACH = 12
+"""Pictures of each split that can be chosen."""
+LARGEST = 30 << 20
+"""Bytes of a file that may be uploaded."""
+STYLE = f"""<style>
+.mm-seen {{position: relative; width: 220px; height: 220px}}
+.mm-seen > * {{position: absolute; inset: 0; width: 100%; height: 100%}}
+.mm-seen img {{image-rendering: pixelated}} .mm-seen div {{display: grid}}
+.mm-tokens {{display: flex; flex-wrap: wrap; gap: 4px; margin: 4px 0 10px}}
+.mm-token {{border: 1px solid {INK}66; border-radius: 4px; padding: 2px 7px; line-height: 1.3; min-width: 2em}}
+.mm-token i {{display: block; height: 3px; background: {FROZEN}}} .mm-token small {{opacity: .8; font-size: 12px}}
+</style>"""
+
+
+class Captioner(Worker, CellWidget):
+    """Shows what a model says to pictures that no training has shown, or to one's own, and to a blank picture.
+
+    Loads the newest checkpoint of a run in a thread. model and processor are there after `wait()`.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.model: Any = None
+        self.processor: Any = None
+        self.checkpoint = ""
+        self._samples: dict[str, Sample] = {}
+        self._picture_range: tuple[float, ...] = ()
+        self._answer: Answer | None = None
+        self._looked: dict[int, Any] = {}
+        wide = w.Layout(width="20em")
+        self._pick = w.Dropdown(description="picture", layout=wide)
+        self._upload = w.FileUpload(accept="image/*", description="a picture of yours", layout=w.Layout(width="14em"))
+        self._prompt = w.Text(description="prompt", layout=wide, continuous_update=False)
+        self._layer = w.Dropdown(description="layer", layout=wide)
+        self._token = w.Dropdown(description="word", layout=wide)
+        self._note, self._seen, self._said = w.HTML(), w.HTML(), w.HTML()
+        self.error_line = self._note
+        self._looks = w.VBox([self._layer, self._token], layout=w.Layout(display="none"))
+        tools = w.VBox([self._pick, self._upload, self._prompt, self._looks])
+        top = w.HBox([self._seen, tools, self._said], layout=w.Layout(flex_flow="row wrap", grid_gap="12px"))
+        super().__init__([w.HTML(STYLE, layout=w.Layout(display="none")), self._note, top])
+        self.replace_older()
+        self._pick.observe(lambda _: self._picked(), "value")
+        self._prompt.observe(lambda _: self._ask_later(), "value")
+        self._upload.observe(lambda _: self._uploaded(), "value")
+        self._layer.observe(lambda _: self._draw_later(), "value")
+        self._token.observe(lambda _: self._draw_later(), "value")
+        self.work("load", self._load_once)
+
+    def wait(self) -> Captioner:
+        """Wait until what was asked is answered. Raises what kept the model from loading or answering."""
+        self.wait_for_work()
+        if self.failure:
+            raise self.failure
+        return self
+
+    def busy_changed(self) -> None:
+        """Say nothing more once all is answered."""
+        if not self.busy and self.failure is None:
+            self._say("")
+
+    def close(self) -> None:
+        """Take it off the page and let go of the model."""
+        self.model = None
+        super().close()
+
+    def _load_once(self) -> None:
+        """Load the newest checkpoint; again where that has failed before."""
+        if self.model is None:
+            self._say("loading the newest checkpoint…")
+            self._load()
+
+    def _load(self) -> None:
+        with import_lock:
+            from ..data.batch import Sample
+            from ..models.attention_view import looking_layers
+            from ..train.evaluate import load_run, new_samples, why_no_captions
+        params, self.model, self.processor = load_run(self.path)
+        self._picture_range = params.data.picture_range
+        reason = why_no_captions(self.model, self.processor)
+        if reason:
+            raise ValueError(reason)
+        self.checkpoint = complete_checkpoints(self.path / "checkpoints")[-1].name
+        words = {"heldout": "new", "unseen": "never-seen combination"}
+        with own_code_of(self.path, params):
+            for split, samples in new_samples(params, self.processor, EACH):
+                if not isinstance(samples[0], Sample):
+                    raise ValueError("rows of an own reader are captioned by `mmfsdp caption`, and not here")
+                self._samples |= {f"{words[split]} {i + 1}": sample for i, sample in enumerate(samples)}
+        self._layer.options = [(f"layer {i}", i) for i in looking_layers(self.model)]
+        self._layer.index = len(self._layer.options) - 1 if self._layer.options else None
+        self._pick.options = list(self._samples)
+        self._pick.index = 0
+
+    def _uploaded(self) -> None:
+        """Take the picture that somebody has chosen on their machine."""
+        if not self._upload.value or not self._samples:
+            return
+        from ..data.batch import Sample
+        from ..data.pictures import CorruptRecord, open_picture
+
+        file, self._upload.value = self._upload.value[-1], ()
+        name = Path(str(file["name"])).name[:60] or "upload"
+        try:
+            if len(file["content"]) > LARGEST:
+                raise CorruptRecord(name, f"is larger than {size(LARGEST)}")
+            picture = open_picture(bytes(file["content"]), name=name, value_range=self._picture_range)
+        except CorruptRecord as error:
+            self._say(str(error), bad=True)
+            return
+        like = next(iter(self._samples.values()))
+        given = f"yours: {name}"
+        asked = Sample.of(like.prompt, "?")
+        pictures = (picture,) * len(like.images)
+        self._samples[given] = replace(
+            like, messages=asked.messages, verbatim=asked.verbatim, images=pictures, name=name
+        )
+        self._pick.options = list(self._samples)
+        self._pick.value = given
+
+    def _picked(self) -> None:
+        if self._pick.value is not None:
+            self._prompt.value = self._samples[self._pick.value].prompt
+            self._ask_later()
+
+    def _ask_later(self) -> None:
+        self.work("ask", self._ask, show=self._show_answers)
+
+    def _ask(self) -> tuple[Sample, Answer, Answer]:
+        """Return the chosen sample, and what the model says with its picture and without it."""
+        from ..train.answers import answer
+
+        self._load_once()
+        self._say("asking…")
+        sample = self._samples[self._pick.value].with_prompt(self._prompt.value)
+        if not self.processor.takes(sample):
+            raise ValueError("prompt: needs one <image> for each picture, where the picture stands")
+        with_picture = answer(self.model, self.processor, sample)
+        return sample, with_picture, answer(self.model, self.processor, sample, blank=True)
+
+    def _show_answers(self, asked: tuple[Sample, Answer, Answer]) -> None:
+        sample, seen, blank = asked
+        self._answer, self._looked = seen, {}
+        truth = "" if sample.text == "?" else f'<p class="mm-quiet">truth: {escape(sample.text)}</p>'
+        self._said.value = (
+            f"<div>with the picture{_tokens(seen)}{truth}</div><div>without it (blanked){_tokens(blank)}</div>"
+        )
+        self._token.options = [(f"{i + 1}: {piece}", i) for i, (piece, _, _) in enumerate(seen.tokens)]
+        self._token.index = 0 if seen.tokens else None
+        self._looks.layout.display = None if self._layer.options else "none"
+        self._draw_later()
+
+    def _draw_later(self) -> None:
+        self.work("draw", self._draw)
+
+    def _draw(self) -> None:
+        """Show the picture as the model sees it; where a layer looks for a word, it stays light."""
+        if self._answer is None:
+            return
+        import numpy as np
+        import torch
+
+        if not self._answer.media:  # of an own model, whose inputs may be anything
+            shown = np.asarray(self._samples[self._pick.value].images[0].convert("RGB"))
+            self._seen.value = f'<div class="mm-seen"><img alt="the picture asked about" src="{_png(shown)}"></div>'
+            return
+        pixels = self._answer.media["vision"][0, 0, 0].cpu()
+        mean, std = (torch.tensor(x)[:, None, None] for x in (self.processor.mean, self.processor.std))
+        picture = ((pixels * std + mean).clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy()
+        shade = ""
+        if self._layer.value is not None and self._token.value is not None:
+            ids, token = self._answer.ids, self._token.value
+            place = ids.shape[1] - len(self._answer.tokens) + token - 1  # the query that made the word
+            shade = _shade(self._look(self._layer.value)[0, place, 0].tolist())
+        words = f"light: what {self._layer.label} looks at for this word" if shade else "where it looks cannot be shown"
+        told = f'<div class="mm-quiet">{words}</div>'
+        image = f'<img alt="the picture asked about" src="{_png(picture)}">'
+        self._seen.value = f'<div class="mm-seen">{image}{shade}</div>{told}'
+
+    def _look(self, layer: int) -> Any:
+        """Return the attention of a layer, (1, L, T, P), computed once for each answer."""
+        from ..models.attention_view import picture_attention
+
+        assert self._answer is not None
+        if layer not in self._looked:
+            self._looked[layer] = picture_attention(self.model, self._answer.ids, media=self._answer.media, layer=layer)
+        return self._looked[layer]
+
+    def _say(self, words: str, *, bad: bool = False) -> None:
+        self._note.value = note(words, "error" if bad else "quiet", role="status")
+
+
+def _tokens(answer: Answer) -> str:
+    """Return an answer as HTML, word by word: the fuller the line below, the surer; the mouse shows other words."""
+    if not answer.tokens:
+        return f'<div class="mm-tokens">{escape(answer.text)}</div>'
+    words = "".join(
+        f'<span class="mm-token" title="{escape(others)}">{escape(piece)}<i style="width:{chance:.0%}"></i>'
+        f"<small>{chance:.0%}</small></span>"
+        for piece, chance, others in answer.tokens
+    )
+    return f'<div class="mm-tokens" aria-label="{escape(answer.text)}">{words}</div>'
+
+
+def _shade(weights: list[float]) -> str:
+    """Return a cell over each patch, the darker the less it is looked at; nothing for patches that are no square."""
+    side, most = round(len(weights) ** 0.5), max(weights)
+    if side * side != len(weights) or most <= 0:
+        return ""
+    cells = "".join(
+        f'<i style="background:rgba(0,0,0,{0.85 * (1 - x / most):.2f})" title="{x:.1%}"></i>' for x in weights
+    )
+    return f'<div style="grid-template-columns:repeat({side},1fr)">{cells}</div>'
+
+
+def _png(pixels: Any) -> str:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

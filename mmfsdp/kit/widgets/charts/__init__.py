@@ -1,0 +1,1 @@
+"""Charts of metrics, with the script that draws them and without."""

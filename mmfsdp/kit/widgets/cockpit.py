@@ -1,0 +1,281 @@
+"""Cockpit: what a person chooses, what it costs, and the run, on one screen."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ipywidgets as w
+
+from ...core.plan import WrapPlan
+from ...params import RunParams
+from ...params.numbers import count
+from ..run.files.record import RunState
+from ..run.handle import Run
+from ..run.ranks.warm import warm_up
+from ..run.state import is_run
+from .cell import CellWidget
+from .check_button import CheckButton
+from .choices import DEFAULT_MACHINE, Choices
+from .form import RunForm
+from .launch_buttons import LaunchButtons
+from .markup import error_note, note
+from .panel import RunPanel
+from .pictures.plan_pictures import plan_pictures
+from .plan_figures import Figure, figures_html, plan_figures
+from .plan_page import differences_html, memory_html
+from .plan_table_html import findings, unit_table
+from .plan_thread import Planner
+from .planned_run import PlannedRun
+from .share import Share
+from .starter import Starter
+
+PICTURE_WIDTH = 826
+"""Pixels beside the choices in a cell of 1083."""
+
+
+class Cockpit(CellWidget):
+    """Choices on the left, what they cost on the right, and the run beneath.
+
+    `Cockpit("tiny")` begins with a preset, `Cockpit("mine.yaml")` with a file, `Cockpit("runs/tiny")` with a run, which
+    is shown. Nothing here blocks the kernel but `plan`, `pin()` and `wait()`.
+    """
+
+    def __init__(self, preset_or_run: str | Path = "tiny", *, machine: str = DEFAULT_MACHINE, **changes: Any):
+        """changes: other values, by dotted name. machine: where the plan shall fit, one of fits.PAGE_MACHINES.
+
+        Raises ParamError for an unknown preset or a wrong value.
+        """
+        self.form = RunForm(str(preset_or_run), folded=True, **changes)
+        self._pinned: PlannedRun | None = None
+        self._drawing = threading.RLock()
+        self._panel: RunPanel | None = None
+        self._planner = Planner(self.form, show=self._draw)
+        self._starter = Starter(self.form, show=self._show_run)
+        self._choices = Choices(self.form, machine=machine, redraw=self._draw)
+        self._shown: Run | None = None  # the run of the panel
+        self._buttons = LaunchButtons(self.form, self._starter, state=self._run_state)
+        self._make_parts()
+        super().__init__([self._top, self._say, self._drawers, self._main, self._below])
+        self.add_class("mm-cockpit")
+        self.form.observe(lambda _: self._chosen(), ["params", "error", "allowed"])
+        folder = Path(preset_or_run).expanduser()
+        if is_run(folder):
+            self._starter.run = Run.open(folder)
+            self._show_run()
+        self.replace_older()
+        self._chosen()
+
+    # What a notebook calls
+
+    @property
+    def params(self) -> RunParams:
+        """The choices, as far as they are valid."""
+        return self.form.params
+
+    @property
+    def plan(self) -> WrapPlan:
+        """The plan of the present choices; waits for it. Raises what keeps it from being made."""
+        return self._planner.wait().plan
+
+    @property
+    def run(self) -> Run | None:
+        """The newest run; None before there is one."""
+        return self._starter.run
+
+    def choose(self, **values: Any) -> None:
+        """Change choices by their dotted names, as a person does: `choose(**{"fsdp.frozen_policy": "KEEP"})`.
+
+        Raises the mistake, if there is one.
+        """
+        for name, value in values.items():
+            self.form.choose(name, value)
+        if self.form.error:
+            raise self.form.error
+
+    def pin(self, pinned: bool = True) -> None:
+        """Keep the present plan beside those that follow, or let go of it. Waits for the plan."""
+        self._pinned = self._planner.wait() if pinned else None
+        self._pin.value = pinned
+        self._draw()
+
+    def launch(self) -> None:
+        """Start a run with the present choices, and return immediately.
+
+        One with the same choices that goes on, or has ended well, is shown instead.
+        """
+        self._buttons.launch()
+
+    def wait(self) -> RunState:
+        """Wait until the newest run is over. Raises the error that kept it from starting.
+
+        Interrupting the cell ends the waiting, not the run.
+        """
+        self._starter.wait()
+        assert self._panel is not None
+        return self._panel.wait()
+
+    def close(self) -> None:
+        """Remove it; runs go on."""
+        self._planner.end_work()
+        self._starter.end_work()
+        super().close()
+
+    # Parts
+
+    def _make_parts(self) -> None:
+        self._summary = w.HTML()
+        self._all = w.ToggleButton(description="All choices", icon="sliders", tooltip="Every parameter, with a search")
+        self._sharing = w.ToggleButton(description="YAML, command, sbatch", icon="share-alt")
+        self._pin = w.ToggleButton(description="Pin", icon="thumb-tack", tooltip="Compare what follows with this plan")
+        self._pin.observe(lambda change: self._pressed_pin(change.new), "value")
+        for toggle in (self._all, self._sharing):
+            toggle.observe(lambda _: self._show_drawers(), "value")
+        self._top = w.HBox([self.form.preset, self._summary, self._all, self._sharing, self._pin, self._buttons])
+        self._top.add_class("mm-cockpit-top")
+        self._say = w.HTML()
+        self._share = Share()
+        self._drawers = w.VBox([self.form, self._share])
+        self._figures, self._pictures, self._details = w.HTML(), w.HTML(), w.HTML()
+        self._figures.add_class("mm-cockpit-figures")
+        self._activations = w.Checkbox(False, description="activations", indent=False)
+        self._activations.observe(lambda _: self._draw(), "value")
+        self._right = w.VBox([self._figures, self._activations, self._pictures, self._details])
+        self._right.add_class("mm-cockpit-right")
+        self._main = w.Box([self._choices, self._right])
+        self._main.add_class("mm-cockpit-main")
+        self._check = CheckButton(self.form)
+        no_run = w.HTML(note("No run yet: Launch starts the ranks, here on this machine."))
+        self._below = w.VBox([no_run, self._check])
+        self._show_drawers()
+
+    def _show_drawers(self) -> None:
+        if self._all.value:
+            self.form.unfold()
+        self.form.layout.display = None if self._all.value else "none"
+        self._share.layout.display = None if self._sharing.value else "none"
+        if self._sharing.value:
+            self._share.show(self.form.preset.value, self.params)
+
+    # What changes
+
+    def _chosen(self) -> None:
+        """Show the choices, and plan them."""
+        self._choices.show()
+        self._buttons.update()
+        self._check.update()
+        if self._sharing.value:
+            self._share.show(self.form.preset.value, self.params)
+        if self.form.error is None:
+            self._planner.request(self.params)
+            self._draw()
+        self._show_mistake()
+
+    def _show_mistake(self) -> None:
+        """Say beside the button what keeps a run from being launched, unless it is said below its input, too."""
+        error: Exception | None = self.form.error or self._planner.failure or self._starter.failure
+        html = error_note(error) if error else ""
+        if self._starter.words and not error:
+            html = note(self._starter.words, role="status")
+        self._say.value = html
+        self._say.layout.display = None if html else "none"
+
+    def _pressed_pin(self, pressed: bool) -> None:
+        """Pin what is shown; the button does not wait for a plan that is being made."""
+        self._pinned = self._planner.planned if pressed else None
+        self._draw()
+
+    def _draw(self) -> None:
+        """Draw figures and pictures of the newest plan, and what differs from a pinned one. Any thread may call it."""
+        with self._drawing:
+            self._show_mistake()
+            self._buttons.update()
+            planned = self._planner.planned
+            self._right.layout.visibility = "hidden" if self._planner.failure else None
+            if planned is None:
+                self._figures.value = note("planning…", role="status")
+            else:
+                self._draw_plan(planned, self._pinned)
+            if planned is not None and planned.params == self.params and not (planned.counting or self._planner.busy):
+                warm_up(self.params)  # while the person still chooses
+
+    def _draw_plan(self, planned: PlannedRun, pinned: PlannedRun | None) -> None:
+        plan = planned.plan
+        figures = plan_figures(plan, planned.cost, pinned=(pinned.plan, pinned.cost) if pinned else None)
+        self._figures.value = figures_html([_short(figure) for figure in figures])
+        trainable, numel = sum(unit.trainable_numel for unit in plan.units), sum(unit.numel for unit in plan.units)
+        words = f'{count(trainable)} of {count(numel)} <span class="mm-roomy">parameters </span>train'
+        self._summary.value = f'<span role="status">{self._status(planned) or words}</span>'
+        self._pictures.value = plan_pictures(
+            plan,
+            planned.timeline,
+            pinned=pinned.timeline if pinned else None,
+            activations=self._activations.value,
+            width=PICTURE_WIDTH,
+            missing=planned.missing,
+        )
+        self._details.value = _details(planned, pinned, self._choices.machine.value)
+        self._choices.show_fit(planned)
+
+    def _status(self, planned: PlannedRun) -> str:
+        """Return what is being worked on."""
+        if planned.params != self.params:
+            return "planning…"
+        return "counting activations…" if planned.counting else ""
+
+    def _show_run(self) -> None:
+        """Show the newest run, once it is started."""
+        run = self._starter.run
+        if run is not None and run is not self._shown:
+            older, self._shown = self._panel, run
+            panel = self._panel = RunPanel(run.path)
+            panel.actions.buttons["Cancel"].layout.display = "none"  # Stop is above
+            panel.observe(lambda _: self._buttons.update(), "status")
+            self._below.children = [panel, self._check]
+            if older is not None:
+                older.close()
+        self._show_mistake()
+        self._buttons.update()
+
+    def _run_state(self) -> RunState | None:
+        """Return the state of the run that is shown."""
+        return self._panel.state if self._panel else None
+
+
+SHORT_LABELS = {
+    "a rank holds at rest": "at rest",
+    "most in a step, without": "most, without",
+    ", if all texts are of the greatest length": "",
+    " of it activations": " activations",
+    "peak of the largest of the data's ": "peak, ",
+}
+"""Parts of a label -> fewer words: five figures stand side by side. The report has the long ones."""
+
+
+def _short(figure: Figure) -> Figure:
+    """Return a figure with a label of one line."""
+    label = figure.label
+    for long, short in SHORT_LABELS.items():
+        label = label.replace(long, short)
+    return replace(figure, label=label)
+
+
+def _details(planned: PlannedRun, pinned: PlannedRun | None, machine: str) -> str:
+    """Return a line that unfolds: what the lint found, what differs from a pinned plan, memory by kind, every unit."""
+    plan = planned.plan
+    html = differences_html(pinned.plan, plan) if pinned else ""
+    html += findings(plan) + (note(planned.rates) if planned.rates else "")
+    if planned.cost.batch and planned.cost.batch_peak is None:
+        html += note(f"No peak of a batch of the data: {planned.cost.batch}.")
+    html += memory_html(planned, machine)
+    words = "memory by kind, every unit"
+    if plan.lint:
+        words = f"<b>{len(plan.lint)} {'finding' if len(plan.lint) == 1 else 'findings'}</b>, {words}"
+    if pinned:
+        words = f"what differs from the pinned plan, {words}"
+    fold = 'data-fold="plan"'
+    if any(finding.level == "error" for finding in plan.lint):
+        fold = 'data-fold="plan with errors" open'
+    return f"<details {fold}><summary>{words}</summary>{html}{unit_table(plan)}</details>"

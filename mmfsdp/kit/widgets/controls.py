@@ -1,0 +1,131 @@
+"""Inputs for one parameter each: buttons, a slider in powers of two with a number beside it, a number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import ipywidgets as w
+
+from ...params import RunParams
+from ...params.base import plain
+from .markup import note
+
+Choose = Callable[[str, Any], None]
+"""Called with a parameter's dotted name and what was typed or pressed."""
+
+
+class Control(w.VBox):
+    """The input of a parameter, and below it what the value means, or what is wrong with it."""
+
+    def __init__(self, name: str, children: list[w.Widget], choose: Choose):
+        self.name = name
+        self._choose, self._filling = choose, False
+        self._words = w.HTML()
+        super().__init__([*children, self._words])
+        self.add_class("mm-control")
+
+    def show(self, params: RunParams) -> None:
+        """Show the value that these parameters have."""
+        self._filling = True
+        self.fill(plain(attrgetter(self.name)(params)), params)
+        self._filling = False
+        self.mark("")
+
+    def fill(self, value: Any, params: RunParams) -> None:
+        """Put a value into the input."""
+        raise NotImplementedError
+
+    def mark(self, error: str) -> None:
+        """Show a mistake below the input; without one, what the value means."""
+        self._words.value = note(error, "error", role="alert") if error else self.about()
+        self._words.layout.display = None if self._words.value else "none"
+
+    def about(self) -> str:
+        """Return what the value means, as HTML."""
+        return ""
+
+    def typed(self, value: Any) -> None:
+        """Hand over what a person has typed or pressed."""
+        if not self._filling:
+            self._choose(self.name, value)
+
+
+class Buttons(Control):
+    """One button for each value, with its meaning below."""
+
+    def __init__(
+        self,
+        name: str,
+        label: str,
+        values: dict[str, str],
+        choose: Choose,
+        *,
+        unset: str = "",
+        with_meaning: bool = False,
+    ):
+        """values: the meaning of each. unset: a button for no value.
+
+        with_meaning: show what the pressed one means, and the label above the buttons.
+        """
+        self._unset = unset
+        if unset:
+            values = {unset: f"the weights' own dtype: {name} is not set"} | values
+        self._meanings = values if with_meaning else {}
+        self._buttons = w.ToggleButtons(options=list(values), tooltips=list(values.values()))
+        self._buttons.style.button_width = "auto"
+        super().__init__(name, [w.HTML(f'<span class="mm-quiet" title="{name}">{label}</span>'), self._buttons], choose)
+        self.add_class("mm-buttons")
+        if not with_meaning:
+            self.add_class("mm-aside")
+        self._buttons.observe(lambda change: self.typed(None if change.new == self._unset else change.new), "value")
+
+    def fill(self, value: Any, params: RunParams) -> None:
+        """Press the button of a value."""
+        word = self._unset if value is None else str(value)
+        self._buttons.value = word if word in self._buttons.options else None
+
+    def about(self) -> str:
+        """Return the meaning of the pressed button."""
+        words = self._meanings.get(str(self._buttons.value), "")
+        return note(words.replace("`", "")) if words else ""
+
+
+class PowerSlider(Control):
+    """A slider in powers of two, with a number typed beside it."""
+
+    def __init__(self, name: str, label: str, choose: Choose, *, highest: int):
+        """highest: exponent of the slider's end; larger numbers can be typed."""
+        self._highest = highest
+        self._slider = w.IntSlider(
+            min=0, max=highest, description=label, readout=False, continuous_update=False, tooltip=name
+        )
+        self._number = w.Text(continuous_update=False, tooltip=name)
+        row = w.HBox([self._slider, self._number])
+        row.add_class("mm-power")
+        super().__init__(name, [row], choose)
+        self._number.add_class("mm-short")
+        self._slider.observe(lambda change: self.typed(2**change.new), "value")
+        self._number.observe(lambda change: self.typed(change.new), "value")
+
+    def fill(self, value: Any, params: RunParams) -> None:
+        """Move the slider to the nearest power of two, and write the number."""
+        self._number.value = "" if value is None else str(value)
+        self._number.placeholder = "unset"
+        self._slider.value = min(self._highest, round(math.log2(value))) if value else 0
+
+
+class Number(Control):
+    """A number that is typed."""
+
+    def __init__(self, name: str, label: str, choose: Choose):
+        self._number = w.Text(description=label, continuous_update=False, tooltip=name)
+        super().__init__(name, [self._number], choose)
+        self.add_class("mm-number")
+        self._number.observe(lambda change: self.typed(change.new), "value")
+
+    def fill(self, value: Any, params: RunParams) -> None:
+        """Write the number."""
+        self._number.value = "" if value is None else str(value)

@@ -1,0 +1,94 @@
+"""The figures that plans are compared by, each with its change since a pinned plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from ...core.plan import WrapPlan
+from ...params.numbers import size
+from ...predict import Estimate
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of bytes of one rank."""
+
+    nbytes: int
+    label: str
+    pinned: int | None = None
+    """The same of the pinned plan."""
+
+    @property
+    def change(self) -> str:
+        """The change since the pinned plan: +54 %, × 12 from ten times on, same; empty without one."""
+        if self.pinned is None:
+            return ""
+        if self.nbytes == self.pinned:
+            return "same"
+        if not self.pinned:
+            return "from 0 B"
+        if self.nbytes >= 10 * self.pinned:
+            return f"× {self.nbytes / self.pinned:,.0f}"
+        share = 100 * (self.nbytes / self.pinned - 1)
+        digits = 0 if abs(share) >= 0.95 else 1
+        return f"{share:+.{digits}f} %".replace("-", "−")
+
+
+def plan_figures(
+    plan: WrapPlan,
+    cost: Estimate,
+    *,
+    pinned: tuple[WrapPlan, Estimate] | None = None,
+    ran: tuple[int, int | None] | None = None,
+) -> list[Figure]:
+    """Return what a rank sends in a step, its weights at rest, the most without activations, and the peaks.
+
+    pinned: another plan with its cost. ran: after a run, the peak predicted for the largest batch that ran, and the
+    measured one. Two peaks are named: the plan's is of a batch of the longest texts, which may not occur; the other is
+    of a batch of the data, before the run one of the first, after it the largest that ran.
+    """
+    other_plan, other = pinned if pinned else (None, None)
+    figures = [
+        Figure(cost.wire_bytes, "each rank sends a step", other.wire_bytes if other else None),
+        Figure(at_rest(plan), "weights a rank holds at rest", at_rest(other_plan) if other_plan else None),
+        Figure(
+            cost.memory_bytes,
+            "most in a step, without activations",
+            other.memory_bytes if other else None,
+        ),
+    ]
+    if cost.peak_bytes is not None:
+        activations = cost.peak.activations if cost.peak else 0
+        label = f"peak, if all texts are of the greatest length; {size(activations)} of it activations"
+        figures.append(Figure(cost.peak_bytes, label, other.peak_bytes if other else None))
+    if ran:
+        predicted, measured = ran
+        label = "predicted peak of the largest batch that ran"
+        if measured is not None:
+            label += f"; measured {size(measured)}"
+        figures.append(Figure(predicted, label))
+    elif cost.batch_peak_bytes is not None:
+        before = other.batch_peak_bytes if other else None
+        figures.append(Figure(cost.batch_peak_bytes, f"peak of {cost.batch}", before))
+    return figures
+
+
+def at_rest(plan: WrapPlan) -> int:
+    """Return the bytes of weights that a rank holds between steps."""
+    return sum(unit.bytes_at_rest for unit in plan.units)
+
+
+def figures_html(figures: Sequence[Figure]) -> str:
+    """Return figures side by side, each with its change and label."""
+    cells = ""
+    for figure in figures:
+        change = ""
+        if figure.change:
+            kind = "same"
+            if figure.nbytes != figure.pinned:
+                kind = "more" if figure.nbytes > (figure.pinned or 0) else "less"
+            change = f' <span class="mm-{kind}">{escape(figure.change)}</span>'
+        cells += f"<div><b>{escape(size(figure.nbytes))}{change}</b>{escape(figure.label)}</div>"
+    return f'<div class="mm-figures mm-plan-figures">{cells}</div>'

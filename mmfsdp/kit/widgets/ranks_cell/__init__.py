@@ -1,0 +1,1 @@
+"""`%%ranks`: a cell of a notebook that runs on several ranks."""
