@@ -19,6 +19,8 @@ from mmfsdp.kit import cli
 from mmfsdp.params import RunParams
 from mmfsdp.params.flags import params_of, read_words
 from tests import pages
+from tests.density import measure, measure_all
+from tests.test_layers import SMALL
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text()
@@ -159,3 +161,13 @@ def test_the_script_of_the_page_on_own_loops_refuses_too_few_rows_before_it_star
     monkeypatch.setitem(script["main"].__globals__, "texts", lambda number, seed: texts(rows[number], seed))
     with pytest.raises(SystemExit, match=words):
         script["main"](epochs=2)
+
+
+def test_the_readme_says_how_large_the_package_is():
+    rooms = [ROOT / "mmfsdp" / name for name in SMALL]
+    lines = sum(measure_all(path).code if path.is_dir() else measure(path.with_suffix(".py")).code for path in rooms)
+    kit = measure_all(ROOT / "mmfsdp/kit").code
+    said = re.search(r"small_package\.md\), ([\d,]+) lines of code\. .*?kit,\s+([\d,]+) lines", TEXT, flags=re.S)
+    assert said
+    figures = [int(figure.replace(",", "")) for figure in said.groups()]
+    assert figures == pytest.approx([lines, kit], rel=0.03), f"{lines:,} and {kit:,}: write them anew"

@@ -194,6 +194,6 @@ def test_without_the_extra_one_error_says_what_to_install(source, tmp_path, monk
     def find_spec(name, *args):
         return None if name in ("pyarrow", "datasets") else find(name, *args)
 
-    monkeypatch.setattr(f"mmfsdp.kit.data.{source}.find_spec", find_spec)
+    monkeypatch.setattr(f"mmfsdp.kit.data.sources.{source}.find_spec", find_spec)
     with pytest.raises(ParamError, match=rf'data.source: .*not installed; run: pip install "mmfsdp\[{source}\]"'):
         both(tmp_path / "a.parquet", source)

@@ -220,7 +220,7 @@ def test_a_warm_process_serves_only_what_is_as_it_was_at_its_start(tmp_path, mon
     for other in ("OMP_NUM_THREADS", "HF_HOME", "PYTORCH_ALLOC_CONF", "PATH", "MY_OWN"):
         assert warm.key_of(os.environ | {other: "other"}) != before, other
     package = tmp_path / "mmfsdp"
-    shutil.copytree(Path(warm.__file__).parents[1], package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(warm.__file__).parents[3], package, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(warm, "__file__", str(package / "kit/run/ranks/warm.py"))
     copied = warm.key_of(dict(os.environ))
     with open(package / "core/wrap.py", "a") as file:

@@ -26,15 +26,15 @@ The run folder is the database. Every file in it but events.jsonl has one writer
 
 Read in this order:
 
-1. folder, record: the files above, and the records in them.
+1. files/: folder, record: the files above, and the records in them; history: the events of a run; snapshot: one look at
+   a run, from any process; reasons, stages.
 2. launch, start, placement, own_code, trust: from a person's call to a started run.
-3. launchers: who starts the ranks, local_launcher with fork, forked_ranks and warm, slurm_launcher with slurm and
-   never_starts; supervisor and local: who watches them, once the backbones are there (pretraining); hang: the rank that
+3. launchers/: who starts the ranks; local_launcher with fork, forked_ranks and warm of ranks/, slurm_launcher with
+   slurm/; supervisor and local: who watches them, once the backbones are there (pretraining); ranks/hang: the rank that
    hangs.
-4. rank, preempt: what each rank does before and around the entry function.
-5. history: what happened when; snapshot: one look at a run, from any process; state, local_state, slurm_state,
-   slurm_log: its state, a function of that; stages, progress: how far it is; reasons, error_kinds, trouble: what is
-   wrong, and what to do.
-6. recording, recorder, player, replay: a run that was recorded, played again without its ranks.
-7. handle, watch, sweep, job_array, track: what a person has in hand.
+4. ranks/rank, preempt: what each rank does before and around the entry function.
+5. state, local_state, and of slurm/ slurm_state, slurm_log: the state of a run, a function of one look at it; progress:
+   how far it is; error_kinds, trouble: what is wrong, and what to do.
+6. replay/: a run that was recorded, played again without its ranks.
+7. handle, watch, sweep, trackers/: what a person has in hand.
 """

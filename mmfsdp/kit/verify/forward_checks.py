@@ -179,7 +179,7 @@ def check_random(trial: Trial) -> Line:
                 seed_all(seed)
                 begin = random_digests()
                 in_train = [name for name, module in model.named_modules() if module.training]
-                losses.append(float(trial.loop.loss(model, trial.batch)))
+                losses.append(float(trial.loop.loss(model, trial.batch).detach()))
                 ends.append(random_digests())
                 trial.left_in_eval = [name for name in in_train if not model.get_submodule(name).training]
     trial.modes = noted

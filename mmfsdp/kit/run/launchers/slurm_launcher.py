@@ -68,14 +68,18 @@ class Slurm(InJob):
         Each only where nobody says it. What Slurm's nodes have is unknown where sinfo does not answer.
         """
         launch, changes = with_cluster(params.launch), {}
+        is_known = launch.ranks is not None and (launch.gpu_count is not None or params.train.device is not Device.AUTO)
+        gpus = launch.gpus(params.train.device) if is_known else 0
+        no_limit = launch.timeout_min is None and "SBATCH_TIMELIMIT" not in os.environ
+        no_cpus = gpus > 0 and launch.cpus_per_task is None
+        if not (no_limit or no_cpus):
+            return params  # without a question to Slurm
         kinds = site.kinds_in(launch.partition or os.environ.get("SBATCH_PARTITION", ""))
-        if launch.timeout_min is None and "SBATCH_TIMELIMIT" not in os.environ:
+        if no_limit:
             limit = min([DEFAULT_LIMIT_MIN, *(kind.limit_min for kind in kinds if kind.limit_min)])
             if limit < DEFAULT_LIMIT_MIN:
                 changes["launch.timeout_min"] = limit
-        is_known = launch.ranks is not None and (launch.gpu_count is not None or params.train.device is not Device.AUTO)
-        gpus = launch.gpus(params.train.device) if is_known else 0
-        if gpus and launch.cpus_per_task is None:
+        if no_cpus:
             cpus = site.cpus_of_rank(launch, gpus, kinds)
             if cpus is not None and max(cpus, launch.threads or 0) != launch.cpus(gpus):
                 changes["launch.cpus_per_task"] = max(cpus, launch.threads or 0)
