@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -219,6 +219,21 @@ def ring_bytes(kind: str, nbytes: int, ranks: int) -> int:
 
 
 @dataclass(frozen=True)
+class UnitCollectives:
+    """The collectives of one kind that a unit has in one phase of an optimizer step."""
+
+    kind: str
+    """all-gather, reduce-scatter or all-reduce."""
+    phase: str
+    """forward or backward."""
+    count: int
+    bytes: int
+    """Of the full tensors, the parts of all ranks together."""
+    ranks: int
+    """The size of their process group."""
+
+
+@dataclass(frozen=True)
 class WrapPlan:
     """The units in the order in which they run, and the mesh: all that wrapping and the estimate need."""
 
@@ -324,16 +339,23 @@ class WrapPlan:
             names.update(dict.fromkeys((p.name, *p.aliases), p))
         return names
 
+    def collectives_of(self, unit: Unit, micro_steps: int = 1) -> Iterator[UnitCollectives]:
+        """Yield the collectives of one unit in an optimizer step of so many micro-steps, in their order."""
+        if not unit.sharded:
+            yield UnitCollectives("all-reduce", "backward", 1, unit.reduced_bytes, self.world_size)
+            return
+        for phase in ("forward", "backward"):
+            gathers = unit.gathers(phase, micro_steps)
+            yield UnitCollectives("all-gather", phase, gathers, gathers * unit.unsharded_bytes, self.shard)
+        count = unit.reductions(micro_steps)
+        reduced = unit.reduced_bytes * count
+        yield UnitCollectives("reduce-scatter", "backward", count, reduced, self.shard)
+        # On a mesh of two axes, each shard's gradients are then summed over the replicas.
+        yield UnitCollectives("all-reduce", "backward", count, reduced // self.shard, self.replicate)
+
     def wire_bytes(self, unit: Unit, micro_steps: int = 1) -> int:
         """Return the bytes that a rank sends for one unit in an optimizer step of so many micro-steps."""
-        if not unit.sharded:
-            return ring_bytes("all-reduce", unit.reduced_bytes, self.world_size)
-        gathers = unit.gathers("forward", micro_steps) + unit.gathers("backward", micro_steps)
-        reduced = unit.reduced_bytes * unit.reductions(micro_steps)
-        sent = ring_bytes("all-gather", gathers * unit.unsharded_bytes, self.shard)
-        sent += ring_bytes("reduce-scatter", reduced, self.shard)
-        # On a mesh of two axes, each shard's gradients are then summed over the replicas.
-        return sent + ring_bytes("all-reduce", reduced // self.shard, self.replicate)
+        return sum(ring_bytes(each.kind, each.bytes, each.ranks) for each in self.collectives_of(unit, micro_steps))
 
     def check(self) -> None:
         """Raise ParamError, a ValueError, with every error that the lint found."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.plan import WrapPlan, ring_bytes
+from ..core.plan import UnitCollectives, WrapPlan, ring_bytes
 from ..params import TrainParams
 
 CONTROL_CALLS = 2
@@ -12,6 +12,14 @@ CONTROL_BYTES = (2 + 4) * 8
 """`train_step` calls two small all-reduces a step, in float64: the numbers of label tokens and samples; then the loss,
 the squared gradient norm, whether a stop was requested, and a check that ranks used the same parts of the model
 (core/same_parts.py). Each data source beyond the first adds a number to both."""
+
+PLACES = (
+    ("all-gather", "forward"),
+    ("all-gather", "backward"),
+    ("reduce-scatter", "backward"),
+    ("all-reduce", "backward"),
+)
+"""(kind, phase) of the collectives of units, in the order of a step."""
 
 
 @dataclass(frozen=True)
@@ -33,29 +41,20 @@ def collectives(plan: WrapPlan, train: TrainParams, sources: int = 1) -> tuple[C
     """Return the collectives of one optimizer step: gathers, reductions (in DDP one all-reduce), and control."""
     micro_steps = train.accumulation * sources
     control_bytes = CONTROL_BYTES + 2 * 8 * (sources - 1)
-    rows: list[CollectiveCount] = []
-
-    def add(kind: str, phase: str, count: int, nbytes: int, ranks: int) -> None:
-        if count and ranks > 1:
+    found: dict[tuple[str, str], list[UnitCollectives]] = {place: [] for place in PLACES}
+    for unit in plan.units:
+        for each in plan.collectives_of(unit, micro_steps):
+            if each.bytes:
+                found[each.kind, each.phase].append(each)
+    found["all-reduce", "control"] = [
+        UnitCollectives("all-reduce", "control", CONTROL_CALLS, control_bytes, plan.world_size)
+    ]
+    rows = []
+    for (kind, phase), each_unit in found.items():
+        if each_unit and each_unit[0].ranks > 1:
+            nbytes, ranks = sum(each.bytes for each in each_unit), each_unit[0].ranks
+            count = sum(each.count for each in each_unit)
+            if phase != "control" and not plan.rules.shards:
+                count = 1  # DDP sends one all-reduce for each bucket; counted as one
             rows.append(CollectiveCount(kind, phase, count, nbytes, ring_bytes(kind, nbytes, ranks)))
-
-    for phase in ("forward", "backward"):
-        count = total = 0
-        for unit in plan.sharded_units:
-            gathers = unit.gathers(phase, micro_steps)
-            count += gathers
-            total += gathers * unit.unsharded_bytes
-        add("all-gather", phase, count, total, plan.shard)
-    if not plan.rules.shards:
-        total = sum(unit.reduced_bytes for unit in plan.units)
-        if total:  # DDP sends one all-reduce for each bucket; counted as one
-            add("all-reduce", "backward", 1, total, plan.world_size)
-    else:
-        count = total = 0
-        for unit in plan.sharded_units:
-            count += unit.reductions(micro_steps)
-            total += unit.reduced_bytes * unit.reductions(micro_steps)
-        add("reduce-scatter", "backward", count, total, plan.shard)
-        add("all-reduce", "backward", count, total // plan.shard, plan.replicate)
-    add("all-reduce", "control", CONTROL_CALLS, control_bytes, plan.world_size)
     return tuple(rows)

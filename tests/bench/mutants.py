@@ -68,6 +68,8 @@ FAST_TESTS = [
 REAL_TESTS = {
     "mmfsdp/core/collectives.py": ["tests/checkpoint/test_checkpoint.py", "tests/core/test_own_loop.py"],
     "mmfsdp/core/freeze.py": ["tests/core/test_wrap.py"],
+    "mmfsdp/core/even_batches.py": ["tests/core/test_several_optimizers.py"],
+    "mmfsdp/core/several_optimizers.py": ["tests/core/test_several_optimizers.py"],
     "mmfsdp/core/fsdp2.py": ["tests/core/test_wrap.py", "tests/core/test_reshard.py"],
     "mmfsdp/core/gradient_sync.py": ["tests/core/test_random_trees.py", "tests/core/test_own_loop.py"],
     "mmfsdp/core/group.py": ["tests/core/test_random_trees.py", "tests/core/test_wrap.py"],
