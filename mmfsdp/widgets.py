@@ -10,6 +10,8 @@ __all__ = list(widgets.__all__)
 
 
 def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"mmfsdp.widgets has no {name!r}; it has {', '.join(__all__)}")
     return getattr(widgets, name)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import flop_registry
 
 from ..core.fake_tensors import aten, tensors_of
 from ..core.recompute import in_backward
@@ -52,6 +51,10 @@ class WorkCounter:
     """Counts operators as they are dispatched. `work` is the sum so far."""
 
     def __init__(self, model: nn.Module) -> None:
+        # Here, since it imports triton, which a rank that plans nothing does without.
+        from torch.utils.flop_counter import flop_registry
+
+        self._formulas = flop_registry
         self.work = Work()
         self._running_again = 0
         # An autograd.Function turns gradients off in its forward, so gradient mode alone does not tell a forward that
@@ -77,7 +80,7 @@ class WorkCounter:
             self._add_attention(operator is FLASH_BACKWARD, args, kwargs, needed=needed)
             work.kernels += 1
             return
-        formula = grouped_mm_flops if operator is GROUPED_MM else flop_registry.get(operator)
+        formula = grouped_mm_flops if operator is GROUPED_MM else self._formulas.get(operator)
         if formula:
             flops = formula(*args, **kwargs, out_val=output)
             work.hardware_flops += flops

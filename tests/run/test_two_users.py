@@ -21,7 +21,7 @@ from mmfsdp.kit import cli
 from mmfsdp.params import LaunchParams
 from mmfsdp.kit.run import sweep as _
 from mmfsdp.kit.run.start import make_folder
-from mmfsdp.widgets import report as _
+from mmfsdp.kit.widgets import report as _
 cli.build_parser()
 if os.getuid() == 0:
     os.setgroups([])
