@@ -22,7 +22,10 @@ from mmfsdp.params import LaunchParams
 from mmfsdp.kit.run import sweep as _
 from mmfsdp.kit.run.start import make_folder
 from mmfsdp.kit.widgets import report as _
+from mmfsdp.kit.run.launchers.registry import LAUNCHERS, launcher_named
 cli.build_parser()
+for name in LAUNCHERS:
+    launcher_named(name)
 if os.getuid() == 0:
     os.setgroups([])
     os.setresgid(65534, 65534, 65534)
