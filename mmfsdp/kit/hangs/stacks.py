@@ -103,4 +103,4 @@ def waits_for_workers(frames: list[Frame]) -> bool:
 
 def _calls_cells(file: str) -> bool:
     """Return True for a file that calls the code of a `%%ranks` cell."""
-    return file == "<frozen runpy>" or (is_of_package(file) and file.endswith("/widgets/ranks_worker.py"))
+    return file == "<frozen runpy>" or (is_of_package(file) and file.endswith("/ranks_cell/ranks_worker.py"))
