@@ -21,7 +21,7 @@ Stack (most recent call first):
   File "/c/08.bug1/cell.py", line 79 in main
   File "/n/course/script_rank.py", line 43 in run
   File "/c/08.bug1/cell.py", line 94 in <module>
-  File "{Path(mmfsdp.__file__).parent}/widgets/ranks_worker.py", line 131 in _rank
+  File "{Path(mmfsdp.__file__).parent}/kit/widgets/ranks_cell/ranks_worker.py", line 131 in _rank
   File "<frozen runpy>", line 88 in _run_code
 
 [rank 1 is in main (cell.py, line 79)]

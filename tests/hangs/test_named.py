@@ -294,7 +294,7 @@ def test_a_persons_own_folder_may_be_called_mmfsdp():
     of_libraries = STACK.replace("/home/me/data.py", "/x/site-packages/z.py").replace("/home/me/train.py", "<frozen z>")
     ours_last = f"{of_libraries}{ours}"
     assert own_frame(main_stack(ours_last)).function == "train_step", "ours, where no frame is the person's"
-    caller = f'  File "{Path(mmfsdp.__file__).parent}/widgets/ranks_worker.py", line 9 in _rank\n'
+    caller = f'  File "{Path(mmfsdp.__file__).parent}/kit/widgets/ranks_cell/ranks_worker.py", line 9 in _rank\n'
     theirs = '  File "/home/me/mmfsdp/kit/widgets/ranks_cell/ranks_worker.py", line 9 in _rank'
     assert short_stacks(f"{caller}{theirs}") == theirs
 

@@ -33,6 +33,7 @@ class Job:
     state: str = ""
     """Such as PENDING, RUNNING or NODE_FAIL; empty if Slurm does not know the job, or has not answered yet."""
     reason: str = ""
+    """The reason why it waits, of squeue; or by whom it was cancelled, such as `by 1000`, of sacct."""
     start: str = ""
     """Local time when it started or is expected to; empty if unknown."""
     nodes: str = ""
@@ -40,6 +41,8 @@ class Job:
     """Its batch script; empty if unknown."""
     asked: float = field(default=0.0, kw_only=True)
     """Time when Slurm was asked for this answer, in unix seconds; 0 if there is none yet."""
+    is_accounted: bool = field(default=False, kw_only=True)
+    """The answer is sacct's: the job has left the queue."""
     note: str = field(default="", kw_only=True)
     """Note that Slurm has not answered for long, or what it says in place of an answer."""
 
@@ -145,7 +148,7 @@ class Queue:
         jobs |= dict.fromkeys(forgotten, Job(asked=began))
         for number, words, start, nodes in rows_of(accounts.stdout, columns=4) if accounts.yes else ():
             state, _, reason = words.partition(" ")  # such as "CANCELLED by 1000"
-            jobs[number] = Job(state, reason, start, nodes, asked=began)
+            jobs[number] = Job(state, reason, start, nodes, asked=began, is_accounted=True)
         return "", jobs
 
 

@@ -189,7 +189,7 @@ def _ended_state(look: Snapshot, number: str, job: Job) -> RunState:
     if not job.state:  # no accounting, and squeue forgets a job after minutes
         job = replace(job, state=state_in_log(look.log(0, size=JOB_LOG_BYTES)))
     if job.state == "CANCELLED":
-        by = f" ({job.reason})" if job.reason.startswith("by ") else ""  # of sacct; squeue says why it waited
+        by = f" ({job.reason})" if job.is_accounted and job.reason else ""  # squeue's reason is why the job waited
         return cancelled_state(look.folder, look.record, ENDED[job.state] + by)
     if first_failure(reports) and (failure := _failure(look)):
         return failure
