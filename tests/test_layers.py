@@ -26,10 +26,10 @@ FILES = ("planning", "widgets")
 NO_TORCH = ("params", "kit.hangs", "kit.run", "kit.check", "kit.widgets", "kit.cli")
 """Rooms that a person imports in a notebook or terminal: they start in well under a second."""
 LATE = {("kit.run", "kit.train"), ("kit.models", "kit.compat"), ("kit.models", "kit.shapes"), ("kit.run", "kit.shapes")}
-LATE |= {("kit.bench", "kit.widgets"), ("kit.run", "kit.models")}
+LATE |= {("kit.bench", "kit.widgets"), ("kit.run", "kit.models"), ("kit.check", "kit.widgets")}
 """Upward imports, inside a function: a run is prepared before it starts; Flamingo.wrap_fsdp is OpenFlamingo's; a
 backbone to pretrain has a tokenizer before that; a bench draws plans; a process imports a run's model before its ranks
-are forked."""
+are forked; a report of a check is a table in a notebook."""
 ONLY_ON_GPUS = "quantized.nf4_kernel"
 """The one file of the small package that is imported inside a function: it needs triton, of torch's builds for GPUs."""
 NEVER = {

@@ -139,6 +139,10 @@ def test_the_best_member_stands_first_and_one_whose_loss_is_not_finite_last(fold
     assert [row["train.lr"] for row in Sweep(path).rows()] == [1, 2, 9], "whatever their loss"
     write_json(path / "002" / "result.json", {"heldout_exact_match": 0.4})
     assert [row["train.lr"] for row in Sweep(path).rows()] == [2, 1, 9], "the least loss of those that are as good"
+    write_json(path / "000" / "result.json", {"heldout_exact_match": 0.9})
+    assert [row["train.lr"] for row in Sweep(path).rows()] == [2, 1, 9], (
+        "not finite stands last, however many are right"
+    )
     assert Sweep(path).rows()[-1]["why"] == "loss not finite in step 8"
     assert cli.main(["sweep", "./sweep"]) == 1
 

@@ -10,6 +10,9 @@ from html import escape
 from ...params.base import without_controls
 from ..verify.lines import WRONG, Report, to_plain
 
+_LEFT = "text-align:left;vertical-align:top"
+"""In a notebook that has no style sheet of ours."""
+
 
 @dataclass(frozen=True, repr=False)
 class SiteReport(Report):
@@ -52,28 +55,24 @@ class SiteReport(Report):
 
     def table(self) -> str:
         """Return the lines as a table of HTML. A place is named in its first line; without a fix there is no column."""
+        from ..widgets.markup import table_of_cells  # of notebooks, which a terminal does without
+
         heads = ["state", "where", "check", "found"]
         if any(line.fix for line in self.lines):
             heads.append("what to do")
-        rows, before = "", ""
+        rows, before = [], ""
         for place, line in zip(self.places, self.lines, strict=True):
             state = f"<b>{escape(line.level)}</b>" if line.level == WRONG else escape(line.level)
             texts = ("" if place == before else place, line.code, line.message, line.fix)
             before = place
-            rows += f"<tr>{_cell(state)}"
-            for text in texts[: len(heads) - 1]:
-                rows += _cell(escape(without_controls(text)))
-            rows += "</tr>"
-        head = "".join(f"<th style='text-align:left'>{name}</th>" for name in heads)
-        return f"<table class='mm-check-table'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+            cells = [state, *(escape(without_controls(text)) for text in texts[: len(heads) - 1])]
+            rows.append("".join(f"<td style='{_LEFT}'>{cell}</td>" for cell in cells))
+        head = [f"<div style='{_LEFT}'>{name}</div>" for name in heads]
+        return table_of_cells(head, rows, label="what the check has found", look="mm-check-table")
 
     def _repr_html_(self) -> str:
         """Return the table, and how many lines are wrong, as a notebook shows them."""
         return f"{self.table()}<p role='status'>{escape(self.summary())}</p>"
-
-
-def _cell(html: str) -> str:
-    return f"<td style='text-align:left;vertical-align:top'>{html}</td>"
 
 
 def heading(place: str) -> str:

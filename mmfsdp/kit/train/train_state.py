@@ -132,8 +132,8 @@ def resume(setup: TrainSetup) -> TrainState:
         setup.scaler.load_state_dict(marker["scaler"])
     state = TrainState(step=marker["step"], carried=resumed.carried, background=background, **marker["place"])
     state.resumed_from = newest
-    state.began_with = marker.get("began_with", "")
-    state.of_callbacks = marker.get("callbacks", {})  # missing in checkpoints of earlier versions
+    state.began_with = marker["began_with"]
+    state.of_callbacks = marker["callbacks"]
     text = f"{resumed}{other_rates(marker.get('params', {}).get('train', {}), params.to_dict()['train'])}"
     _tell(setup, "resumed", text, step=state.step)
     state.best = _best_so_far(setup, marker)
