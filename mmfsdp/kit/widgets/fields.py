@@ -189,6 +189,9 @@ class FieldRow(w.HBox):
             words = re.split(r"(?<=\.) (?=[A-Z])", self.help)[0]  # the first sentence
             if self.choices and self._input.value in list(self.choices):
                 words = getattr(self.choices(self._input.value), "description", "") or words
+            if self.choices and self.is_own_code:  # a field to type into does not show what else there is
+                others = [str(choice.value) for choice in self.choices if choice.value != self._input.value]
+                words += f" Others: {', '.join([*others, 'your own, as my_module:name'])}."
             html = note(words.replace("`", "")) + self._not_now
         self._input.disabled = bool(self._disabled_reason) and not error
         self._words.value = f'<code class="mm-name">{self.name}</code>{html}'

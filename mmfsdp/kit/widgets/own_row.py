@@ -37,6 +37,7 @@ class OwnRow(Worker, FieldRow):
         self._params = params
         if hasattr(self, "button"):
             self.button.disabled = self.name not in [name for name, _ in own_fields(params)]
+            self.button.layout.display = "none" if self.button.disabled and self.choices else None
             if self._input.value != getattr(self, "_tried", ""):
                 self.drop("try")
                 self.found.value = ""
