@@ -189,7 +189,6 @@ def test_choose_see_pin_launch_and_watch_on_one_screen(page):
     press(page, "REPLICATE")
     page.locator(".mm-launch").get_by_role("button", name="Launch").click()
     expect(page.get_by_text("COMPLETED, step 40 of 40").first).to_be_visible()
-    expect(page.locator("#jupyterlab-splash")).to_have_count(0)
     set_theme(page, "JupyterLab Dark")
     to_top(page)
     shot(page, "cockpit-dark")
