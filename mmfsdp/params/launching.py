@@ -39,6 +39,7 @@ SBATCH_FIELDS = {
     **dict.fromkeys(
         ("account", "constraint", "exclude", "gres", "mem", "nodes", "partition", "qos", "reservation"), ""
     ),
+    "clusters": "slurm_cluster",
     "cpus-per-gpu": "cpus_per_task",
     "cpus-per-task": "cpus_per_task",
     "error": "folder",
@@ -52,7 +53,7 @@ SBATCH_FIELDS = {
     "time": "timeout_min",
 }
 """Options of sbatch that the launcher sets -> the field of launch that sets it; "" where it has the option's name."""
-SBATCH_BREAKS = ("array", "clusters", "export", "open-mode", "parsable", "signal", "test-only", "wait", "wrap")
+SBATCH_BREAKS = ("array", "export", "open-mode", "parsable", "signal", "test-only", "wait", "wrap")
 """Options of sbatch that would break the launch."""
 
 SRUN_FIELDS = {
@@ -71,9 +72,9 @@ SRUN_BREAKS = ("distribution", "export", "jobid", "kill-on-bad-exit", "multi-pro
 """The same two for srun."""
 
 SLURM_FIELDS = (
-    "cluster", "nodes", "gpus_per_node", "gpus_as", "gres", "cpus_per_task", "mem", "partition", "account", "qos",
-    "constraint", "exclude", "reservation", "host", "interface", "python", "modules", "setup", "sbatch", "srun",
-    "hub_offline",
+    "cluster", "nodes", "gpus_per_node", "gpus_as", "gres", "cpus_per_task", "mem", "slurm_cluster", "partition",
+    "account", "qos", "constraint", "exclude", "reservation", "host", "interface", "python", "modules", "setup",
+    "sbatch", "srun", "hub_offline",
 )  # fmt: skip
 """The fields that have an effect on a Slurm cluster only."""
 
@@ -144,6 +145,10 @@ class LaunchParams(Params):
 
     mem: str | None = Field(None, pattern=r"^[0-9]+[KMGT]?$", examples=["64G"])
     """Slurm: memory of each node, such as 64G; 0 for all of it. Default unset: what the cluster gives."""
+
+    slurm_cluster: str | None = Field(None, pattern=_NAMES, examples=["gpu"])
+    """Slurm: the cluster to submit to, where several share their accounting, as sbatch's -M names it. Default unset:
+    that of your SLURM_CLUSTERS, or else the one whose commands are installed here."""
 
     partition: str | None = Field(None, pattern=_NAMES, examples=["gpu"])
     """Slurm: the partition (queue). Default unset: the cluster's default."""

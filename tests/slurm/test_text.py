@@ -35,7 +35,7 @@ from mmfsdp.kit.run.slurm.slow_start import SCRIPT_FILE
 from mmfsdp.kit.run.slurm.slurm import _after_ranks, option_names, sbatch_text, slurm_executor
 from mmfsdp.kit.run.slurm.slurm_log import failure_in_job, failure_without_rank, since_last_start
 from mmfsdp.kit.run.slurm.slurm_state import PREEMPTED_FILE
-from mmfsdp.kit.run.start import make_folder, start_in
+from mmfsdp.kit.run.start import check_place, make_folder, start_in
 from mmfsdp.kit.run.state import run_state, runs_table
 from mmfsdp.params import load
 from mmfsdp.params.run import read_cluster
@@ -344,6 +344,50 @@ def fake_slurm(tmp_path, monkeypatch):
 
 
 @pytest.mark.real
+def test_commands_ask_the_cluster_that_took_the_job(fake_slurm, tmp_path, monkeypatch):
+    """Clusters number their jobs each for itself: job 77 of `gpu` and job 77 of the cluster here are two jobs."""
+    monkeypatch.setenv("SLURM_CLUSTERS", "gpu,old")
+    params = with_defaults(RunParams().change(**SLURM | {"launch.folder": str(tmp_path), "launch.timeout_min": None}))
+    assert params.launch.slurm_cluster == "gpu,old" and "#SBATCH --clusters=gpu,old\n" in sbatch_text(params)
+    for name in ("squeue", "sacct", "sinfo", "scontrol", "scancel"):
+        where = '[ "${1#--clusters=}" = "$1" ] || cluster=${1#*=}; echo "${0##*/} $* $SLURM_CLUSTERS" >> ${0%/*}/called'
+        answer = {"squeue": 'echo "CLUSTER: $cluster"; [ $cluster ] && echo "77|RUNNING|None|N/A|n1|/x/logs/a.sh"'}
+        (fake_slurm / name).write_text(f"#!/bin/bash\n{where}\n{answer.get(name, '')}\n")
+        (fake_slurm / name).chmod(0o755)
+    (fake_slurm / "sbatch").write_text("#!/bin/sh\necho '77;gpu'\n")
+    executor = slurm_executor(params)
+    executor.folder.mkdir(parents=True)
+    assert executor.submit(print).job_id == "77" and executor.submitted == "77;gpu"
+    write_json(tmp_path / "status.json", {"status": "QUEUED", "job": "77;gpu"})
+    assert Snapshot(tmp_path).job == "77;gpu"
+    assert queue.find_job("77;gpu", user=0).state == "RUNNING" and queue.find_job("77", user=0).state == ""
+    assert queue.current_state("77;gpu").startswith("RUNNING") and not ask_slurm.scancel("--full", job="77_3;gpu")
+    reason = str(queue.job_error(tmp_path, "77;gpu"))
+    assert "job 77 of cluster gpu, whose batch" in reason and "scancel 77 --clusters=gpu ends it" in reason
+    largest_array("gpu")
+    with_defaults(params)
+    lines = (fake_slurm / "called").read_text().splitlines()
+    assert not [line for line in lines if line.endswith("gpu,old") and "--clusters=gpu,old" not in line], lines
+    asked = {line.split()[0] for line in lines if "--clusters=gpu" in line}
+    assert asked == {"squeue", "sinfo", "scontrol", "scancel"}, lines
+    assert "scancel --clusters=gpu --full 77_3 " in lines
+    for hostile in ("77;-x", "77;a b", "77;", "77;gpu;x"):
+        write_json(tmp_path / "status.json", {"status": "QUEUED", "job": hostile})
+        assert Snapshot(tmp_path).job is None
+
+
+@pytest.mark.parametrize("executor", ["slurm", "srun"])
+def test_a_figure_that_no_machine_has_is_refused_before_a_launch(executor, fake_slurm, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    (fake_slurm / "srun").write_text("#!/bin/sh\n")
+    (fake_slurm / "srun").chmod(0o755)
+    (tmp_path / "lab.yaml").write_text("machine: {flopps: 1.0e+15}\n")
+    changes = {"launch.executor": executor, "launch.cluster": str(tmp_path / "lab.yaml"), "launch.ranks": 1}
+    with pytest.raises(ParamError, match="flopps"):
+        check_place(RunParams().change(**changes, **{"train.device": "cpu"}))
+
+
+@pytest.mark.real
 def test_banners_are_no_jobs(fake_slurm, tmp_path):
     executor = slurm_executor(RunParams().change(**SLURM | {"launch.folder": str(tmp_path)}))
     executor.folder.mkdir(parents=True)
@@ -354,7 +398,7 @@ def test_banners_are_no_jobs(fake_slurm, tmp_path):
     assert queue.find_job("77", user=0).state == "RUNNING" and queue.find_job("78", user=0).state == "TIMEOUT"
     (fake_slurm / "squeue").write_text("#!/bin/sh\necho 'Maintenance | on Friday'; echo '77|COMPLETED'; echo bye\n")
     assert queue.current_state("77") == "COMPLETED"
-    assert not ask_slurm.scancel("77") and not ask_slurm.scancel("--signal=USR2", "77")
+    assert not ask_slurm.scancel(job="77") and not ask_slurm.scancel("--signal=USR2", job="77")
     assert largest_array() == 3
     (fake_slurm / "scontrol").write_text("#!/bin/sh\necho 'MaxArraySize            = 0'\n")
     assert largest_array() == 1
@@ -750,7 +794,7 @@ def test_the_cpus_of_a_rank_follow_the_nodes_of_the_partition(fake_slurm, monkey
     params = RunParams().change(**SLURM | asked)
     expected = params.change(**decided)
     if name == "GPUs without a rank":
-        assert site.cpus_of_rank(params.launch, 4, site.kinds_in("")) == 8
+        assert site.cpus_of_rank(params.launch, 4, site.kinds_in("", "")) == 8
         expected = params  # which is the default
     assert with_defaults(params) == expected
 

@@ -189,10 +189,12 @@ def test_somebody_elses_run_is_read_without_unpickling_and_without_writing(submi
 def test_accounting_knows_what_squeue_has_forgotten(accounted, submit):
     refused = submit("places", **{"launch.account": "nope"})
     assert "Invalid account" in refused.wait(240).reason
-    run = submit("stream", **{"launch.account": "lab"})
+    run = submit("stream", **{"launch.account": "lab", "launch.slurm_cluster": "test"})
     until(lambda: (run.path / "logs/rank0.json").exists(), words=lambda: str(run.state()))
-    accounted.ask("scancel", run.job)
-    until(lambda: run.job not in accounted.ask("squeue", "--states=all", "--noheader", "--format=%i").stdout)
+    number, _, cluster = run.job.partition(";")
+    assert cluster == "test" and f"job {number} of cluster test" in run.state().reason, run.state()
+    accounted.ask("scancel", number)
+    until(lambda: number not in accounted.ask("squeue", "--states=all", "--noheader", "--format=%i").stdout)
     state = run.wait(240)
     assert state.status is Status.CANCELLED and state.reason.endswith("the cluster's administrators (by 0)")
 

@@ -9,9 +9,11 @@ from contextlib import suppress
 
 from ...params import ParamError, RunParams, load
 from ...params.enums import imported
+from ...params.run import with_cluster
 from ...params.variables import with_variables
 from ..run.interrupt import interruptible
 from ..run.launchers.registry import launcher_named
+from ..run.slurm.site import chosen_cluster
 from ..verify.lines import NOTE, WRONG, Line
 from .check_job import Tell
 from .check_run import LOCAL_WAIT_S, CheckRun
@@ -99,7 +101,7 @@ class SiteCheck:
         """Start ranks, here or in a job, and check them."""
         launcher = launcher_named(self.params.launch.executor)
         if launcher.command_lines:
-            for line in imported(launcher.command_lines)():
+            for line in imported(launcher.command_lines)(self.slurm_cluster()):
                 self.add(MACHINE, line)
         if self.is_wrong("sbatch") or (self.is_wrong(RUN_FOLDER) and not launcher.here):
             self.add(MACHINE, Line(NOTE, "job", "not started because of the errors above"))
@@ -114,6 +116,13 @@ class SiteCheck:
         finally:
             if self.temporary and not self.folder:
                 shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def slurm_cluster(self) -> str:
+        """Return the cluster that the job goes to, as `chosen_cluster` does."""
+        try:
+            return chosen_cluster(with_cluster(self.params.launch))
+        except ParamError:  # a profile that is wrong, which the line about the ranks says
+            return ""
 
     def started(self) -> CheckRun | None:
         """Start the ranks, and return them. Return None if they cannot be started; a line says why."""

@@ -13,6 +13,7 @@ from ...params import ParamError
 from ..run.files.folder import last_log_lines
 from ..run.files.reasons import NEVER_STARTS
 from ..run.files.record import RunState, Status
+from ..run.slurm.job_id import job_words
 from ..run.slurm.slow_start import SCRIPT_FILE
 from ..run.slurm.slurm_queue import current_state
 from ..run.slurm.slurm_state import PREEMPTED_FILE, SUBMIT_TIMEOUT_S, WAITING
@@ -37,17 +38,17 @@ def job_lines(check: CheckRun, tell: Tell, wait_s: float) -> Iterator[Line]:
         yield Line(WRONG, "submission", words, fix)
         return
     began = time.monotonic()
-    yield Line(OK, "submission", f"job {run.job}")
+    yield Line(OK, "submission", job_words(run.job))
     state = check.wait(tell, wait_s, until=lambda state: _has_started(check, state) or _never_starts(state))
     if not (state.done or _has_started(check, state)):
         yield _queue_line(state, wait_s)
         yield _scancel_line(check)
         return
     if _ended_in_queue(check, state):
-        words = f"job {run.job} ended before it started: {state.reason or state.status.lower()}"
+        words = f"{job_words(run.job)} ended before it started: {state.reason or state.status.lower()}"
         yield Line(WRONG, "queue", words, "check again; ask who has cancelled it, if it was not you")
         return
-    yield Line(OK, "queue", f"job {run.job} has started after {time.monotonic() - began:.0f} s")
+    yield Line(OK, "queue", f"{job_words(run.job)} has started after {time.monotonic() - began:.0f} s")
     preempted = run.path / "logs" / PREEMPTED_FILE
     state = check.wait(tell, 60.0 * (TIME_LIMIT_MIN + 1), until=lambda _: preempted.exists())
     is_requeued = preempted.exists() and _is_requeued(check, run.job)
@@ -124,5 +125,5 @@ def _scancel_line(check: CheckRun) -> Line:
         fix = "ask the administrators whether you may call scancel; this job ends by itself as soon as it starts"
         return Line(WRONG, "scancel", f"{error}", fix)
     if not state.done:
-        return Line(NOTE, "scancel", f"job {check.run.job} is {state}")
-    return Line(OK, "scancel", f"job {check.run.job} is cancelled")
+        return Line(NOTE, "scancel", f"{job_words(check.run.job or '')} is {state}")
+    return Line(OK, "scancel", f"{job_words(check.run.job or '')} is cancelled")

@@ -17,8 +17,8 @@ SLOW_LOGIN_S, LOGIN_TIMEOUT_S = 5.0, 30.0
 LOGIN_NODE = "run this on a login node of the cluster, or where its commands are on PATH (`module avail slurm`)"
 
 
-def command_lines() -> Iterator[Line]:
-    """Yield a line for each command of Slurm that the machine which launches calls."""
+def command_lines(cluster: str) -> Iterator[Line]:
+    """Yield a line for each command of Slurm that the machine which launches calls. cluster: as `ask_slurm` has it."""
     if shutil.which("sbatch"):
         version = ask_slurm("sbatch", "--version").stdout.strip()
         yield Line(OK, "sbatch", f"{version or 'it is there'} ({shutil.which('sbatch')})")
@@ -27,8 +27,8 @@ def command_lines() -> Iterator[Line]:
         yield Line(WRONG, "sbatch", words, f"{LOGIN_NODE}; inside a Slurm job, launch.executor srun needs no sbatch")
     if shutil.which("bash"):
         yield _login_shell()
-    yield _asked("squeue", "--noheader", "--format=%i", f"--user={os.getuid()}")
-    yield _asked("sacct", "--noheader", "--allocations", "--format=JobID", "--starttime=now-1minutes")
+    yield _asked("squeue", cluster, "--noheader", "--format=%i", f"--user={os.getuid()}")
+    yield _asked("sacct", cluster, "--noheader", "--allocations", "--format=JobID", "--starttime=now-1minutes")
 
 
 def _login_shell() -> Line:
@@ -46,9 +46,9 @@ def _login_shell() -> Line:
     return Line(OK, "login shell", words)
 
 
-def _asked(command: str, *options: str) -> Line:
+def _asked(command: str, cluster: str, *options: str) -> Line:
     """Return whether a command that knows the states of jobs answers."""
-    done = ask_slurm(command, *options)
+    done = ask_slurm(command, *options, cluster=cluster)
     words = done.stderr.strip().splitlines()[-1:] or [f"it ended with exit code {done.returncode}"]
     if done.returncode == 0:
         return Line(OK, command, "it answers")

@@ -79,7 +79,8 @@ class Run:
 
     @property
     def job(self) -> str | None:
-        """Number of its Slurm job, once it is submitted; of a local run, submitit's name of it."""
+        """Number of its Slurm job, once it is submitted, on another cluster such as 123;gpu; of a local run, submitit's
+        name of it."""
         return job_number(self.path)
 
     def state(self) -> RunState:

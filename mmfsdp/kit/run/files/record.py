@@ -37,8 +37,8 @@ REPLAY = "replay"
 MAX_RANKS = 100_000
 """Ranks that a run may have: a reader looks for a file of each."""
 MAX_PID = 2**31
-JOB_NUMBER = re.compile("[0-9]{1,18}(_[0-9]{1,9})?")
-"""A Slurm job, or a task of a job array."""
+JOB_NUMBER = re.compile("[0-9]{1,18}(_[0-9]{1,9})?(;[A-Za-z][A-Za-z0-9_.-]{0,99})?")
+"""A Slurm job, or a task of a job array, and maybe its cluster: slurm/job_id.py."""
 MAX_REASON, MAX_TRACEBACK = 4000, 100_000
 """Characters of why a run or a rank has ended, and of a traceback, that are read."""
 

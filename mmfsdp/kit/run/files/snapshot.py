@@ -84,9 +84,9 @@ class Snapshot:
 
     @cached_property
     def job(self) -> str | None:
-        """Its Slurm job, such as 123 or 123_4; None before it is submitted.
+        """Its Slurm job, such as 123, 123_4 or, on another cluster, 123;gpu; None before it is submitted.
 
-        It becomes an argument of Slurm's commands, so anything but digits is no job.
+        It becomes arguments of Slurm's commands, so anything but numbers and a name is no job.
         """
         number = str(self.values.get("job", ""))
         if JOB_NUMBER.fullmatch(number):

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import os
 
+from ....params import LaunchParams
+from ....params.run import read_cluster
+from ....predict.machines import check_figures
 from ..files.record import RunRecord
 from ..files.snapshot import Snapshot
 from ..local import RUN_VARIABLE
 from ..slurm.job_gpus import gpus_of_node
 from .launcher import Launcher, Place
+
+
+def check_profile(launch: LaunchParams) -> None:
+    """Raise ParamError for a profile whose figures for planning are not those of a machine."""
+    if launch.cluster:
+        check_figures(read_cluster(launch.cluster).machine)
 
 
 class InJob(Launcher):

@@ -16,8 +16,7 @@ from pathlib import Path
 import psutil
 
 from ....params import Device, LaunchParams, ParamError, RunParams
-from ....params.run import read_cluster, with_cluster
-from ....predict.machines import check_figures
+from ....params.run import with_cluster
 from ..files.reasons import NO_ANSWER, NO_SUCH_JOB, NOT_ITS_JOB, Reason
 from ..files.record import RunRecord, RunState, cancelled_state, rank_status, write_status
 from ..files.snapshot import Snapshot
@@ -27,7 +26,7 @@ from ..slurm.ask_slurm import scancel
 from ..slurm.job_gpus import JOB_VARIABLE
 from ..slurm.slurm_queue import current_state, expect_jobs, job_error
 from ..slurm.slurm_state import ENDED, RESTART_COUNT, job_number, slurm_state
-from .in_job import InJob
+from .in_job import InJob, check_profile
 from .launcher import DEFAULT_LIMIT_MIN, StartedRanks
 
 KILL_AFTER_S = 2.0
@@ -63,18 +62,24 @@ class Slurm(InJob):
         return super().time_limit(launch)
 
     def with_defaults(self, params: RunParams) -> RunParams:
-        """Return the parameters with the limit of the partition, if it is lower than 720 min, and CPUs that a node has.
+        """Return the parameters with the cluster that variables choose, the limit of the partition, if it is lower than
+        720 min, and CPUs that a node has.
 
         Each only where nobody says it. What Slurm's nodes have is unknown where sinfo does not answer.
         """
-        launch, changes = with_cluster(params.launch), {}
+        launch = with_cluster(params.launch)
+        changes: dict[str, int | str] = {}
+        cluster = site.chosen_cluster(launch)
+        if cluster and launch.slurm_cluster is None:
+            changes["launch.slurm_cluster"] = cluster
         is_known = launch.ranks is not None and (launch.gpu_count is not None or params.train.device is not Device.AUTO)
         gpus = launch.gpus(params.train.device) if is_known else 0
         no_limit = launch.timeout_min is None and "SBATCH_TIMELIMIT" not in os.environ
         no_cpus = gpus > 0 and launch.cpus_per_task is None
         if not (no_limit or no_cpus):
-            return params  # without a question to Slurm
-        kinds = site.kinds_in(launch.partition or os.environ.get("SBATCH_PARTITION", ""))
+            return params.change(**changes)  # without a question to Slurm
+        partitions = launch.partition or os.environ.get("SBATCH_PARTITION", "")
+        kinds = site.kinds_in(partitions, cluster)
         if no_limit:
             limit = min([DEFAULT_LIMIT_MIN, *(kind.limit_min for kind in kinds if kind.limit_min)])
             if limit < DEFAULT_LIMIT_MIN:
@@ -83,15 +88,14 @@ class Slurm(InJob):
             cpus = site.cpus_of_rank(launch, gpus, kinds)
             if cpus is not None and max(cpus, launch.threads or 0) != launch.cpus(gpus):
                 changes["launch.cpus_per_task"] = max(cpus, launch.threads or 0)
-        return params.change(**changes) if changes else params
+        return params.change(**changes)
 
     def check(self, params: RunParams) -> None:
         """Raise ParamError if there is no sbatch here, and for what cannot be written into a batch file."""
         from ..slurm.slurm import check_slurm  # submitit's executor of Slurm, which no look at a run needs
 
         check_slurm(params)
-        if params.launch.cluster:
-            check_figures(read_cluster(params.launch.cluster).machine)
+        check_profile(params.launch)
 
     def notes(self, params: RunParams) -> list[str]:
         """Return what a person should know of the job."""
@@ -162,12 +166,12 @@ class Slurm(InJob):
 
     def send_signal(self, folder: Path, record: RunRecord, number: signal.Signals) -> str:
         """Send a signal to all ranks by scancel, from any machine with it."""
-        error = scancel(f"--signal={number.name.removeprefix('SIG')}", job_number(folder) or "")
+        error = scancel(f"--signal={number.name.removeprefix('SIG')}", job=job_number(folder) or "")
         return f"scancel cannot signal the ranks of {folder}: {error}" if error else ""
 
     def print_stack(self, folder: Path, record: RunRecord, rank: int, number: signal.Signals) -> bool:
         """Send the signal to all ranks of the job that this process is in; without scancel, to a rank on this node."""
-        if not scancel(f"--signal={number.name.removeprefix('SIG')}", os.environ[JOB_VARIABLE]):
+        if not scancel(f"--signal={number.name.removeprefix('SIG')}", job=os.environ[JOB_VARIABLE]):
             return True
         status = rank_status(folder, rank)
         if status.get("host") != socket.gethostname():
@@ -202,9 +206,9 @@ def _end_job(folder: Path, look: Callable[[], RunState], answers: list[Reason]) 
     while (folder / "cancel").exists():
         if error or (not number and job_number(folder)):
             number, kill_at = job_number(folder) or "", time.monotonic() + KILL_AFTER_S
-            error = job_error(folder, number) or scancel(number)
+            error = job_error(folder, number) or scancel(job=number)
         elif number and time.monotonic() > kill_at:
-            error = scancel("--signal=KILL", "--full", number)
+            error = scancel("--signal=KILL", "--full", job=number)
             kill_at = float("inf")
         known = current_state(number) if number and error.kind != NOT_ITS_JOB else None
         if error and error.kind != NO_ANSWER:

@@ -35,7 +35,7 @@ from ..slurm.site import job_environment, srun_options
 from ..slurm.slurm_log import failure_in_job
 from ..slurm.slurm_queue import current_state, find_job
 from ..slurm.slurm_state import ENDED
-from .in_job import InJob
+from .in_job import InJob, check_profile
 from .launcher import Place, StartedRanks
 
 OVER = {*ENDED, "COMPLETING"}
@@ -58,6 +58,7 @@ class Srun(InJob):
     def check(self, params: RunParams) -> None:
         """Raise ParamError if this process is in no job, in one with too few nodes, or without a variable it needs."""
         check_allocation(params)
+        check_profile(params.launch)
         with_variables_of(with_cluster(params.launch))
         check_allocated_gpus(params)
 
@@ -129,7 +130,7 @@ class JobStep(StartedRanks):
         for line in rows.splitlines():
             step, _, name = line.strip().partition("|")
             if name == self.name:
-                scancel("--signal=KILL", step)
+                scancel("--signal=KILL", job=step)
         end = time.monotonic() + END_TIMEOUT_S
         while not self.done() and time.monotonic() < end:
             time.sleep(0.05)

@@ -14,6 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..files.reasons import NO_ANSWER, NO_SUCH_JOB, Reason
+from .job_id import cluster_of, number_of
+
+CLUSTERS = "CLUSTERS"
+"""Behind SLURM_, and for sbatch behind SBATCH_: the variable by which commands choose a cluster, as option -M does."""
 
 SHORTEST_LIMIT_S, LONGEST_LIMIT_S = 10.0, 60.0
 """Seconds that a command may take: within these, SLOWER times the longest of its last CALLS_KEPT calls."""
@@ -70,16 +74,24 @@ def limit_s(command: str) -> float:
 
 
 def ask_slurm(
-    *command: str, timeout: float | None = None, text: str = "", environment: Mapping[str, str] | None = None
+    *command: str,
+    cluster: str = "",
+    timeout: float | None = None,
+    text: str = "",
+    environment: Mapping[str, str] | None = None,
 ) -> Answer:
     """Run one of Slurm's commands, and return its answer.
 
-    timeout: seconds that it may take, in place of `limit_s`. text: what it reads. environment: instead of this
-    process's.
+    cluster: name of the one to ask; "" for the one whose commands are installed here, whatever SLURM_CLUSTERS says: a
+    job is asked for where it was submitted to. timeout: seconds that it may take, in place of `limit_s`. text: what it
+    reads. environment: instead of this process's.
     """
     if not shutil.which(command[0]):
         return Answer(127, "", f"{command[0]} is not installed here")
     environment = {**(os.environ if environment is None else environment), "SLURM_TIME_FORMAT": "standard"}
+    environment.pop(f"SLURM_{CLUSTERS}", None)
+    if cluster:
+        command = (command[0], f"--clusters={cluster}", *command[1:])
     limit = limit_s(command[0]) if timeout is None else timeout
     began = time.monotonic()
     try:
@@ -93,7 +105,7 @@ def ask_slurm(
     return Answer(done.returncode, done.stdout, done.stderr)
 
 
-def scancel(*arguments: str) -> Reason:
+def scancel(*options: str, job: str) -> Reason:
     """End a job, or send it a signal, by scancel. Return why that failed; an empty reason if it did not."""
-    answer = ask_slurm("scancel", *arguments)  # a site's wrapper may print a banner
+    answer = ask_slurm("scancel", *options, number_of(job), cluster=cluster_of(job))  # it may print a site's banner
     return answer.reason

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ....params.run import with_cluster
 from ..files.folder import make_inner_folder, write_text
 from ..files.record import RunState, Status, because, write_status
 from ..own_code import write_code
@@ -20,6 +21,8 @@ from ..start import make_folder, make_record
 from ..sweep import MAX_MEMBERS, POLL_S, Sweep
 from . import slurm
 from .ask_slurm import Answer, ask_slurm
+from .job_id import number_of, task_of
+from .site import chosen_cluster
 from .slurm_state import SUBMIT_TIMEOUT_S
 
 RETRY_S = 10.0
@@ -90,7 +93,7 @@ def submit_in_parts(members: Sweep, waiting: list[str]) -> None:
 
     A member is taken out of `waiting` once it has a job, is refused or is cancelled.
     """
-    largest = size = largest_array()
+    largest = size = largest_array(chosen_cluster(with_cluster(members.params(waiting[0]).launch)))
     part, job = 0, ""
     while True:
         drop_cancelled(members, waiting)
@@ -98,23 +101,23 @@ def submit_in_parts(members: Sweep, waiting: list[str]) -> None:
         if not names:
             return
         done = submit_part(members, part, names, after=job)
-        number = "" if done.returncode else slurm.submitted_job(done.stdout)
-        if not number and job and "dependency" in done.stderr.lower():
+        submitted = "" if done.returncode else slurm.submitted_job(done.stdout)
+        if not submitted and job and "dependency" in done.stderr.lower():
             job = ""  # Slurm has forgotten the part before, which has ended
-        elif not number and SUBMIT_LIMIT.search(done.stderr):
+        elif not submitted and SUBMIT_LIMIT.search(done.stderr):
             size = len(names) // 2
             if size == 0:
                 wait_for_turn(members, waiting, done.stderr)
                 size = members.content["at_once"]
         else:
             for task, name in enumerate(names):
-                if number:
-                    slurm.accept_call(members.path / name, job=f"{number}_{task}")
+                if submitted:
+                    slurm.accept_call(members.path / name, job=task_of(submitted, task))
                 else:
                     refused = slurm.refusal(done.stderr, done.stdout)
                     write_status(members.path / name, refused, finished=time.time())
             del waiting[: len(names)]
-            part, job, size = part + 1, number, largest
+            part, job, size = part + 1, submitted, largest
 
 
 def submit_part(members: Sweep, part: int, names: Sequence[str], *, after: str) -> Answer:
@@ -126,7 +129,7 @@ def submit_part(members: Sweep, part: int, names: Sequence[str], *, after: str) 
     for task, name in enumerate(names):  # each task finds its member by its own number
         (folder / f"{task:03d}").symlink_to(Path("..", name))
     write_text(folder / "array.sh", array_text(members, folder, names))
-    dependency = [f"--dependency=afterany:{after}"] if after else []  # no more at a time than was asked
+    dependency = [f"--dependency=afterany:{number_of(after)}"] if after else []  # no more at a time than was asked
     return ask_slurm(*slurm.SBATCH, *dependency, str(folder / "array.sh"), timeout=SUBMIT_TIMEOUT_S)
 
 
@@ -150,12 +153,13 @@ def drop_cancelled(members: Sweep, waiting: list[str]) -> None:
             waiting.remove(name)
 
 
-def largest_array() -> int:
-    """Return how many tasks a job array may have: their numbers must be below Slurm's MaxArraySize.
+def largest_array(cluster: str = "") -> int:
+    """Return how many tasks a job array may have on a cluster: their numbers must be below Slurm's MaxArraySize.
 
     1 where that is 0, without arrays: then sbatch refuses each member in its own words.
     """
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", ask_slurm("scontrol", "show", "config").stdout, re.MULTILINE)
+    told = ask_slurm("scontrol", "show", "config", cluster=cluster).stdout
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", told, re.MULTILINE)
     return max(1, int(found[1])) if found else MAX_MEMBERS
 
 

@@ -20,7 +20,7 @@ from ....params.variables import with_variables
 from ..launchers.registry import launcher_named
 from ..placement import count_of, with_ranks
 from ..ranks.address import HOST_VARIABLE
-from .ask_slurm import ask_slurm
+from .ask_slurm import CLUSTERS, ask_slurm
 from .job_gpus import GPUS_VARIABLE
 from .never_starts import refused_field
 from .slurm_state import SUBMIT_TIMEOUT_S
@@ -38,6 +38,8 @@ HIDDEN_GPUS = (
 def sbatch_options(launch: LaunchParams, gpus: int) -> dict[str, str | bool]:
     """Return the options of sbatch that depend on the cluster, by name; True for one without a value."""
     options: dict[str, str | bool] = dict(gpu_options(launch, gpus))
+    if launch.slurm_cluster:
+        options["clusters"] = launch.slurm_cluster
     if launch.reservation:
         options["reservation"] = launch.reservation
     for option in launch.sbatch:
@@ -151,6 +153,12 @@ def time_limit(launch: LaunchParams) -> int:
     return launcher_named(launch.executor).time_limit(launch)
 
 
+def chosen_cluster(launch: LaunchParams) -> str:
+    """Return the cluster to submit to: the one that is set, else that of SBATCH_CLUSTERS or SLURM_CLUSTERS, else ""."""
+    of_variables = os.environ.get(f"SBATCH_{CLUSTERS}") or os.environ.get(f"SLURM_{CLUSTERS}")
+    return launch.slurm_cluster or of_variables or ""
+
+
 def with_defaults(params: RunParams) -> RunParams:
     """Return the parameters with what the launcher decides where nobody says it: a job's time limit and its CPUs."""
     return launcher_named(params.launch.executor).with_defaults(params)
@@ -181,17 +189,19 @@ class NodeKind:
         return self.gpus.get(gpu_type, 0) if gpu_type else sum(self.gpus.values())
 
 
-_kinds: dict[str, list[NodeKind]] = {}
-"""Kinds that `node_kinds` has found, by the variable by which commands find their Slurm: a sweep asks once."""
+_kinds: dict[tuple[str, str], list[NodeKind]] = {}
+"""Kinds that `node_kinds` has found, by the variable by which commands find their Slurm, and cluster: a sweep asks
+once."""
 
 
-def node_kinds() -> list[NodeKind]:
-    """Return the kinds of nodes of all partitions. Empty where Slurm does not answer."""
-    slurm = os.environ.get("SLURM_CONF", "")
+def node_kinds(cluster: str) -> list[NodeKind]:
+    """Return the kinds of nodes of all partitions of a cluster. Empty where Slurm does not answer."""
+    slurm = os.environ.get("SLURM_CONF", ""), cluster
     if slurm in _kinds:
         return _kinds[slurm]
     kinds = []
-    for line in ask_slurm("sinfo", "--noheader", "--all", "--exact", "--format=%P|%l|%c|%G").stdout.splitlines():
+    options = ("--noheader", "--all", "--exact", "--format=%P|%l|%c|%G")
+    for line in ask_slurm("sinfo", *options, cluster=cluster).stdout.splitlines():
         name, _, others = line.strip().partition("|")
         limit, bar, others = others.partition("|")
         cpus, _, gres = others.partition("|")
@@ -207,10 +217,10 @@ _GPU_GRES = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:(\d+)")
 """GPUs in the generic resources of a node, such as gpu:a100:4(S:0-1) or gpu:4."""
 
 
-def kinds_in(partitions: str) -> list[NodeKind]:
-    """Return the kinds of nodes of some partitions, separated by commas; of the default one for ""."""
+def kinds_in(partitions: str, cluster: str) -> list[NodeKind]:
+    """Return the kinds of nodes of some partitions of a cluster, separated by commas; of the default one for ""."""
     names = partitions.split(",")
-    return [kind for kind in node_kinds() if (kind.partition in names if partitions else kind.is_default)]
+    return [kind for kind in node_kinds(cluster) if (kind.partition in names if partitions else kind.is_default)]
 
 
 def cpus_of_rank(launch: LaunchParams, gpus: int, kinds: list[NodeKind]) -> int | None:

@@ -20,14 +20,15 @@ from ....params.run import with_cluster
 from ....params.shell_words import bash_words
 from ..error_kinds import kind_of
 from ..files.folder import write_text
-from ..files.record import RunRecord, RunState, Status, because, write_status
+from ..files.record import JOB_NUMBER, RunRecord, RunState, Status, because, write_status
 from ..files.snapshot import EXIT_CODE_FILE
 from ..hub_cache import is_offline
 from ..placement import with_ranks
 from ..pretraining import pretrain_first
 from ..ranks.address import PORTS
 from ..ranks.rank import run_rank
-from .ask_slurm import scancel
+from .ask_slurm import CLUSTERS, scancel
+from .job_id import number_of
 from .never_starts import refused_field
 from .site import export_lines, in_container, job_environment, sbatch_options, srun_options, time_limit, variable_lines
 from .slow_start import SCRIPT_FILE, STARTS_RANKS
@@ -45,6 +46,9 @@ BATCH_FILE = "member.sh"
 class _Executor(SlurmExecutor):
     """Can be created where there is no Slurm, too, so that a batch file can be shown anywhere."""
 
+    submitted = ""
+    """The job that it has submitted last, as job_id.py names it."""
+
     @classmethod
     def affinity(cls) -> int:
         return 2
@@ -59,11 +63,11 @@ class _Executor(SlurmExecutor):
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         return [*SBATCH, str(submission_file_path)]
 
-    @staticmethod
-    def _get_job_id_from_submission_command(string: str | bytes) -> str:
-        if number := submitted_job(str(string)):
-            return number
-        raise FailedJobError(str(string))
+    def _get_job_id_from_submission_command(self, string: str | bytes) -> str:  # type: ignore[override]
+        self.submitted = submitted_job(str(string))
+        if not self.submitted:
+            raise FailedJobError(str(string))
+        return number_of(self.submitted)  # as Slurm writes it into the names of logs
 
 
 def sbatch_text(params: RunParams) -> str:
@@ -76,7 +80,7 @@ def text_of(executor: SlurmExecutor) -> str:
     return executor._make_submission_file_text(executor._submitit_command_str, "")
 
 
-def slurm_executor(params: RunParams) -> SlurmExecutor:
+def slurm_executor(params: RunParams) -> _Executor:
     """Return submitit's executor with all options of a run. Raises ParamError naming the field that is wrong."""
     if params.launch.unavailable("sbatch"):
         raise ParamError("launch.executor", f"{path_of(params.launch.executor)} submits no job; set it to slurm")
@@ -126,6 +130,7 @@ def _before_ranks(launch: LaunchParams, logs: Path, python: str, exports: list[s
         # Whoever watches the job is told the line that is slow.
         f'begin_line() {{ script_line=$1; echo "$1" > {shlex.quote(str(logs / SCRIPT_FILE))}; }}',
         f"rm -f {shlex.quote(str(logs))}/rank*",  # what ranks reported before the job was requeued
+        f"unset SLURM_{CLUSTERS}",  # of a start file: what the script asks Slurm is about this job
         'stop_if_failed() { code=$?; [ $code = 0 ] && return; echo "$script_line failed with exit code $code"',
         f"echo $code > {exit_code}; exit $code; }}",
         *exports,
@@ -189,9 +194,9 @@ def _submit(folder: Path) -> None:
         printed = getattr(failure.__cause__, "output", "")  # submitit's own words are those on stderr
         return write_status(folder, refusal(str(failure), printed), finished=time.time())
     job.paths.submitted_pickle.chmod(0o600)
-    write_status(folder, RunState(Status.QUEUED), job=job.job_id, submitted=time.time())
+    write_status(folder, RunState(Status.QUEUED), job=executor.submitted, submitted=time.time())
     if (folder / "cancel").exists():
-        scancel(job.job_id)
+        scancel(job=executor.submitted)
 
 
 def cancel_requested(folder: Path) -> RunState | None:
@@ -210,7 +215,7 @@ def write_call(params: RunParams, folder: Path) -> None:
 
 def accept_call(folder: Path, *, job: str) -> None:
     """Give the call the name that submitit looks for, and write the job's number into status.json."""
-    (folder / "logs" / "member_submitted.pkl").rename(folder / "logs" / f"{job}_submitted.pkl")
+    (folder / "logs" / "member_submitted.pkl").rename(folder / "logs" / f"{number_of(job)}_submitted.pkl")
     write_status(folder, RunState(Status.QUEUED), job=job, submitted=time.time())
 
 
@@ -236,9 +241,12 @@ def failed_submission(error: Exception) -> RunState:
 
 
 def submitted_job(output: str) -> str:
-    """Return the job's number from what `sbatch --parsable` printed, a cluster's banners left out; "" if none."""
-    numbers = re.findall(r"^(\d+)(?:;\S*)?$", output, re.MULTILINE)
-    return str(numbers[-1]) if numbers else ""
+    """Return the job, such as 123 or 123;gpu, from what `sbatch --parsable` printed; "" if none.
+
+    A site's banners are left out.
+    """
+    jobs = [line for line in output.splitlines() if JOB_NUMBER.fullmatch(line)]
+    return jobs[-1] if jobs else ""
 
 
 def enter_job_environment(executor: SlurmExecutor) -> None:

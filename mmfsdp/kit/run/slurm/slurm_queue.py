@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..files.reasons import NO_SUCH_JOB, NOT_ITS_JOB, Reason
 from .ask_slurm import ask_slurm, limit_s
+from .job_id import as_arguments, cluster_of, job_words, number_of
 
 SQUEUE_INTERVAL_S = 20.0
 """Seconds between two questions of one process."""
@@ -53,10 +54,10 @@ class Job:
 
 
 class Queue:
-    """The jobs of one user, as they were when Slurm last answered."""
+    """The jobs of one user on one cluster, by their numbers, as they were when Slurm last answered."""
 
-    def __init__(self, user: int) -> None:
-        self.user = user
+    def __init__(self, user: int, cluster: str = "") -> None:
+        self.user, self.cluster = user, cluster
         self.jobs: dict[str, Job] = {}
         """As squeue knows them; those that it has forgotten, as sacct knows them, or empty."""
         self.wanted: set[str] = set()
@@ -132,7 +133,8 @@ class Queue:
     def _answer(self, began: float) -> tuple[str, dict[str, Job]]:
         """Return why Slurm has not answered, or "", and all jobs as it knows them now or, without an answer, before."""
         columns = "--format=%i|%T|%r|%S|%N|%o"  # last, the script: a path may have a bar in it
-        answer = ask_slurm("squeue", "--noheader", "--array", "--states=all", columns, f"--user={self.user}")
+        options = ("--noheader", "--array", "--states=all", columns, f"--user={self.user}")
+        answer = ask_slurm("squeue", *options, cluster=self.cluster)
         with self._asks:
             self.asked_for, self.wanted = self.wanted, set()
         if not answer.yes:
@@ -141,7 +143,7 @@ class Queue:
         forgotten = sorted(self.asked_for - jobs.keys())
         if not forgotten:
             return "", jobs
-        accounts = ask_slurm("sacct", *SACCT_OPTIONS, f"--jobs={','.join(forgotten)}")
+        accounts = ask_slurm("sacct", *SACCT_OPTIONS, f"--jobs={','.join(forgotten)}", cluster=self.cluster)
         if accounts.returncode is None:  # other errors are those of a cluster that keeps no accounting
             known = {number: self.jobs[number] for number in forgotten if number in self.jobs}
             return f"sacct: {accounts.reason.text}", known | jobs
@@ -152,42 +154,44 @@ class Queue:
         return "", jobs
 
 
-_queues: dict[int, Queue] = {}
+_queues: dict[tuple[int, str], Queue] = {}
 
 
-def queue_of(user: int) -> Queue:
-    """Return what this process knows of the jobs of a user, by its number."""
-    return _queues.setdefault(user, Queue(user))
+def queue_of(user: int, cluster: str = "") -> Queue:
+    """Return what this process knows of the jobs of a user, by its number, on a cluster."""
+    return _queues.setdefault((user, cluster), Queue(user, cluster))
 
 
-def find_job(number: str, *, user: int) -> Job:
+def find_job(job: str, *, user: int) -> Job:
     """Return what Slurm says of a job of that user. Asks at most every SQUEUE_INTERVAL_S seconds."""
-    return queue_of(user).find(number)
+    return queue_of(user, cluster_of(job)).find(number_of(job))
 
 
 def expect_jobs(jobs: Iterable[tuple[int, str]], *, timeout: float) -> None:
-    """Ask once for all these jobs, each a user and a number, and wait for the answers at most `timeout` seconds."""
-    numbers: dict[int, list[str]] = {}
-    for user, number in jobs:
-        numbers.setdefault(user, []).append(number)
+    """Ask once for all these jobs, each a user and a job, and wait for the answers at most `timeout` seconds."""
+    numbers: dict[tuple[int, str], list[str]] = {}
+    for user, job in jobs:
+        numbers.setdefault((user, cluster_of(job)), []).append(number_of(job))
     end = time.monotonic() + timeout
-    for user in numbers:
-        queue_of(user).expect(numbers[user])
-    for user in numbers:
-        queue_of(user).wait(max(0.0, end - time.monotonic()))
+    for place in numbers:
+        queue_of(*place).expect(numbers[place])
+    for place in numbers:
+        queue_of(*place).wait(max(0.0, end - time.monotonic()))
 
 
-def job_error(folder: Path, number: str) -> Reason:
+def job_error(folder: Path, job: str) -> Reason:
     """Return why a job must not be touched for a run; an empty reason if its batch script lies in the run's folder.
 
     A folder may name any job of whoever cancels its run.
     """
-    queue = queue_of(folder.stat().st_uid)
+    number, cluster = number_of(job), cluster_of(job)
+    queue = queue_of(folder.stat().st_uid, cluster)
     queue.wait(limit_s("squeue"))  # a second question would not be answered sooner
     known = queue.jobs.get(number, Job())
     script = Path(known.script)  # a job keeps its script
     if not known.script:
-        answer = ask_slurm("squeue", "--noheader", "--array", "--states=all", "--format=%i|%o", f"--jobs={number}")
+        options = ("--noheader", "--array", "--states=all", "--format=%i|%o", f"--jobs={number}")
+        answer = ask_slurm("squeue", *options, cluster=cluster)
         if not answer.yes:
             return answer.reason
         scripts = [cells[1] for cells in rows_of(answer.stdout, columns=2) if cells[0] == number]
@@ -203,13 +207,14 @@ def job_error(folder: Path, number: str) -> Reason:
             return Reason()
     except OSError:  # it is not there
         pass
-    words = f"the folder names job {number}, whose batch script is {script}, so that job is not touched"
-    return Reason(words, NOT_ITS_JOB, f"if it is yours, scancel {number} ends it")
+    words = f"the folder names {job_words(job)}, whose batch script is {script}, so that job is not touched"
+    return Reason(words, NOT_ITS_JOB, f"if it is yours, scancel {as_arguments(job)} ends it")
 
 
-def current_state(number: str) -> str | None:
+def current_state(job: str) -> str | None:
     """Return Slurm's state of a job, asked for at this moment; "" if Slurm does not know it, None without an answer."""
-    answer = ask_slurm("squeue", "--noheader", "--states=all", "--format=%i|%T", f"--jobs={number}")
+    options = ("--noheader", "--states=all", "--format=%i|%T", f"--jobs={number_of(job)}")
+    answer = ask_slurm("squeue", *options, cluster=cluster_of(job))
     if answer.none_yet:
         return None
     rows = rows_of(answer.stdout, columns=2)

@@ -24,6 +24,7 @@ from ..files.record import (
 from ..files.snapshot import Snapshot
 from ..local import is_here
 from ..ranks.named_hang import with_cause
+from .job_id import as_arguments, job_words
 from .never_starts import why_never
 from .slow_start import SLOW_START_S, batch_script, slow_start
 from .slurm_log import JOB_LOG_BYTES, failure_in_job, failure_without_rank, lost_node, since_last_start, state_in_log
@@ -103,7 +104,7 @@ def _state_before_job(look: Snapshot, record: RunRecord) -> RunState:
 
 
 def job_number(folder: Path) -> str | None:
-    """Return the run's Slurm job, such as 123 or 123_4; None before it is submitted."""
+    """Return the run's Slurm job, such as 123, 123_4 or 123;gpu; None before it is submitted."""
     return Snapshot(folder).job
 
 
@@ -147,16 +148,16 @@ def _state_of_waiting(look: Snapshot, record: RunRecord, number: str, job: Job) 
     if job.asked > _last_sign_of_ranks(look):  # else the ranks' own files are newer than Slurm's answer
         if job.state in WAITING:
             if kind := why_never(job.reason):
-                fix = ADVICE[kind].fix.format(job=number, timeout_min=record.timeout_min)
-                return because(Status.QUEUED, f"job {number} will not start: {job.reason}", kind=kind, fix=fix)
-            return because(Status.QUEUED, f"job {number} waits{_waiting_reason(job)}")
+                fix = ADVICE[kind].fix.format(job=as_arguments(number), timeout_min=record.timeout_min)
+                return because(Status.QUEUED, f"{job_words(number)} will not start: {job.reason}", kind=kind, fix=fix)
+            return because(Status.QUEUED, f"{job_words(number)} waits{_waiting_reason(job)}")
         if job.state == "SUSPENDED":
-            words = f"job {number} is suspended by Slurm; `scontrol resume` continues it"
+            words = f"{job_words(number)} is suspended by Slurm; `scontrol resume` continues it"
             return because(Status.SUSPENDED, words)
     if (look.folder / "logs" / PREEMPTED_FILE).exists():
-        return because(Status.QUEUED, f"job {number}: preempted; requeued")
+        return because(Status.QUEUED, f"{job_words(number)}: preempted; requeued")
     if not (job.state or look.report(0)):
-        return because(Status.QUEUED, f"job {number} was submitted")
+        return because(Status.QUEUED, f"{job_words(number)} was submitted")
     return None
 
 
@@ -165,7 +166,7 @@ def _state_of_started(look: Snapshot, number: str, job: Job) -> RunState:
     status = Status.RUNNING if look.rows() else Status.STARTING
     if failure := first_failure(look.reports):
         return replace(failure, status=status)  # final once all ranks have ended
-    words = f"job {number}" + (f" on {job.nodes}" if job.nodes else "")
+    words = job_words(number) + (f" on {job.nodes}" if job.nodes else "")
     if job.state not in ("", "RUNNING") and job.asked > _last_sign_of_ranks(look):
         words += f" (Slurm: {job.state})"  # such as CONFIGURING, while its nodes boot or a prolog runs
     elif slow := slow_start(look, batch_script(look)):
@@ -194,7 +195,7 @@ def _ended_state(look: Snapshot, number: str, job: Job) -> RunState:
     if first_failure(reports) and (failure := _failure(look)):
         return failure
     if not job.state and look.exit_code is None:
-        return because(Status.LOST, f"Slurm no longer knows job {number}, and it left no result")
+        return because(Status.LOST, f"Slurm no longer knows {job_words(number)}, and it left no result")
     if ENDED.get(job.state):
         return because(Status.FAILED, ENDED[job.state], kind=KIND_OF_END.get(job.state, ""))
     if look.exit_code == 0:
