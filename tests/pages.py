@@ -17,6 +17,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from mmfsdp.core.plan import Unit
+from mmfsdp.kit.cli import build_parser
+from mmfsdp.kit.cli.json_output import Failure
 from mmfsdp.kit.data.rows.rows import SHAPES
 from mmfsdp.params import (
     AutoWrapPolicy,
@@ -195,7 +197,56 @@ def ways() -> str:
     return ways_in.table(json.loads(ways_in.STORED.read_text()))
 
 
+def json_fields() -> str:
+    """The fields of what each command prints with --json, from its schema."""
+    commands = next(action for action in build_parser()._actions if isinstance(action.choices, dict)).choices
+    parts = []
+    for name, command in commands.items():
+        schemas = [action for action in command._actions if "--json-schema" in action.option_strings]
+        for answer in schemas[0].const if schemas else ():
+            about = " ".join(inspect.getdoc(answer).split())
+            parts.append(f"### {name}: {answer.__name__}\n\n{about}\n\n{_schema_list(answer)}")
+    return "\n" + "\n".join(parts)
+
+
+def json_failure() -> str:
+    """The fields of a mistake."""
+    return _schema_list(Failure)
+
+
+def _schema_list(answer: type[BaseModel]) -> str:
+    """The fields of a model with their types and meaning, and below them those of the models in them."""
+    schema = answer.model_json_schema(mode="serialization")
+    rows: list[list[str]] = []
+
+    def add(properties: dict[str, Any], before: str) -> None:
+        for name, field in properties.items():
+            kind, inner = _schema_type(field)
+            dots = f"{before}{name}[]" if kind.startswith("list") else f"{before}{name}"
+            rows.append([f"`{dots}`", kind, _cell_of(" ".join(field.get("description", "").split()))])
+            if inner and dots.count("others") < 1:  # a reason has the reasons of other ranks
+                add(schema["$defs"][inner]["properties"], f"{dots}.")
+
+    add(schema["properties"], "")
+    return _table(["field", "type", "meaning"], rows)
+
+
+def _schema_type(field: dict[str, Any]) -> tuple[str, str]:
+    """The type of a field of a JSON schema in words, and the name of the model that it holds, if any."""
+    if "$ref" in field:
+        return "object", field["$ref"].rpartition("/")[2]
+    if "anyOf" in field:
+        kinds = [_schema_type(each) for each in field["anyOf"]]
+        return " or ".join(kind for kind, _ in kinds), "".join(inner for _, inner in kinds)
+    if field.get("type") == "array":
+        kind, inner = _schema_type(field.get("items") or field["prefixItems"][0])
+        return f"list of {kind}", inner
+    return field.get("type", "any"), ""
+
+
 MADE = {
+    "json_fields": json_fields,
+    "json_failure": json_failure,
     "ways_in": ways,
     "profiles": profiles,
     "waits": waits,

@@ -353,6 +353,11 @@ class WrapPlan:
         # On a mesh of two axes, each shard's gradients are then summed over the replicas.
         yield UnitCollectives("all-reduce", "backward", count, reduced // self.shard, self.replicate)
 
+    @property
+    def bytes_at_rest(self) -> int:
+        """Bytes of weights that each rank holds between two steps."""
+        return sum(unit.bytes_at_rest for unit in self.units)
+
     def wire_bytes(self, unit: Unit, micro_steps: int = 1) -> int:
         """Return the bytes that a rank sends for one unit in an optimizer step of so many micro-steps."""
         return sum(ring_bytes(each.kind, each.bytes, each.ranks) for each in self.collectives_of(unit, micro_steps))
@@ -416,14 +421,13 @@ def plan_table(plan: WrapPlan) -> str:
     lines = [*textwrap.wrap(title, WIDTH), COLUMNS, rule]
     for alike in _share_lines(units):
         lines += _unit_lines(plan, alike)
-    numel = trainable = at_rest = sent = 0
+    numel = trainable = sent = 0
     for unit in units:
         numel += unit.numel
         trainable += unit.trainable_numel
-        at_rest += unit.bytes_at_rest
         sent += plan.wire_bytes(unit)
     lines.append(rule)
-    lines.append(ROW.format("total", count(numel), "", size(at_rest), "", "", "", size(sent)))
+    lines.append(ROW.format("total", count(numel), "", size(plan.bytes_at_rest), "", "", "", size(sent)))
     legend = f"{count(trainable)} of {count(numel)} parameters train. {LEGEND}"
     if trainable and not plan.memory_events:
         legend += " Made without an example: modules are assumed to run in the order in which the model has them."

@@ -49,6 +49,6 @@ def test_an_error_that_a_library_makes_of_ctrl_c_is_no_fault_of_the_package(monk
     monkeypatch.setattr(interrupts, "_noted", [])
     before = signal.signal(signal.SIGINT, interrupts.note)
     try:
-        assert cli.main(["runs"]) == 130 and capsys.readouterr() == ("\n", "")
+        assert cli.main(["runs"]) == 130 and capsys.readouterr() == ("", "\nmmfsdp: interrupted\n")
     finally:
         signal.signal(signal.SIGINT, before)

@@ -121,7 +121,7 @@ def test_a_killed_rank_is_told_once(folder):
     assert trouble.code == "failed" and trouble.rank == 1 and trouble.message == KILLED
     assert trouble.fix == f"{ADVICE[MEMORY].words}; then resume"
     state = run_state(folder)
-    lines = [*follow(folder), headline(state, [trouble])]
+    lines = [*map(str, follow(folder)), headline(state, [trouble])]
     for shown in ("\n".join(lines), report_html(folder)):
         assert shown.count("died without a traceback") == 1, shown
         assert shown.count("to need less memory") == 1

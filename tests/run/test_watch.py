@@ -93,7 +93,7 @@ def test_following_ends_with_the_run_and_its_traceback(run):
     (run / "status.json").write_text("{}")
     write(run, 0, b"\x1b[31mred\x1b[0m\nno end")
     os.utime(run, (1, 1))  # a launch cut short long ago: LOST
-    first, second, progress, trouble = follow(run)
+    first, second, progress, trouble = map(str, follow(run))
     assert trouble == "trouble: it has no complete run.json: its launch was interrupted. What to do: launch it again"
     assert (first, second) == ("[0] red", "[0] no end") and "LOST" in progress
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
+from typing import Any
 
 from ...params.base import without_controls
 from ..verify.lines import WRONG, Report, to_plain
@@ -46,12 +47,15 @@ class SiteReport(Report):
         return without_controls(f"{len(self.wrong)} of {len(self.lines)} checks failed: {names}{logs}")
 
     def to_json(self) -> str:
-        """Return the report as JSON: ok, folder, machine, and the lines, each with `where`."""
+        """Return the report as JSON; see `to_dict`."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values: ok, folder, machine, and the lines, each with `where`."""
         lines = []
         for place, line in zip(self.places, to_plain(self.lines), strict=True):
             lines.append({"where": place, **line})
-        values = {"ok": self.ok, "folder": self.folder, "machine": dict(self.machine), "lines": lines}
-        return json.dumps(values, indent=1)
+        return {"ok": self.ok, "folder": self.folder, "machine": dict(self.machine), "lines": lines}
 
     def table(self) -> str:
         """Return the lines as a table of HTML. A place is named in its first line; without a fix there is no column."""

@@ -11,7 +11,7 @@ import traceback
 from argparse import SUPPRESS, Action, Namespace
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
-from typing import Any
+from typing import Any, TextIO
 
 from ...params import ParamError, TrackerKind, preset_names
 from ...params.base import did_you_mean, without_controls
@@ -23,28 +23,16 @@ from ..run.error_kinds import kind_of
 from ..run.files.reasons import ADVICE, UNKNOWN, Reason
 from ..run.replay.replay import DEFAULT_SPEED
 from . import interrupts
+from .answers import CheckAnswer, NewAnswer, PlanAnswer, RunsAnswer, StatusAnswer, VerifyAnswer, WatchLine
 from .checking import check
 from .course import course
 from .fetching import fetch
+from .json_output import Failure, Mistake, add_json, only_json, wants_json, write
+from .looking import cancel, export, report, runs, status, watch
 from .new import new
 from .planning import bench, plan, verify
 from .replaying import record, replay
-from .running import (
-    cancel,
-    caption,
-    count,
-    drill,
-    export,
-    launch,
-    report,
-    resume,
-    run,
-    runs,
-    status,
-    sweep,
-    track,
-    watch,
-)
+from .running import caption, count, drill, launch, resume, run, sweep, track
 
 ABOUT = "See, predict, run and measure FSDP training of mostly frozen multimodal models."
 FLAGS = "`mmfsdp COMMAND --help` explains a command. C, of --config, is a YAML file or a preset: {presets}."
@@ -98,10 +86,11 @@ def _add_checks(add: Callable[..., Parser]) -> None:
     command.add_argument("--wait", type=count, default=WAIT_MIN, metavar="MIN", help=about)
     about = "add the measured bandwidth to this profile, for plans; without FILE, print it"
     command.add_argument("--write", nargs="?", const="", metavar="FILE", help=about)
-    command.add_argument("--json", action="store_true", help="print JSON on stdout, for programs")
+    add_json(command, CheckAnswer)
     add_flags(command)
 
     command = add(verify, "check a training on two CPU ranks; exit code 1 for an error", usage="[--config C] [flags]")
+    add_json(command, VerifyAnswer)
     add_flags(command)
 
 
@@ -128,10 +117,13 @@ def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
         "--model", metavar="NAME", help="a complete vision-language model of transformers: a folder, or its hub name"
     )
 
+    add_json(command, NewAnswer)
+
     command = add(plan, "print what each rank will hold and send; start nothing", usage="[--config C] [flags]")
     command.add_argument(
         "--machine", metavar="NAME", help="also print the seconds of a step, and every mesh, on this machine"
     )
+    add_json(command, PlanAnswer)
     add_flags(command)
 
     command = add(run, "plan, launch, watch, caption, report", usage="[--config C | --from RUN] [flags]")
@@ -179,6 +171,7 @@ def _add_what_looks_at_runs(add: Callable[..., Parser]) -> None:
     """Add the commands that take runs."""
     command = add(runs, "list runs: state, step, loss, age, where", usage="[FOLDER ...]")
     command.add_argument("folders", metavar="FOLDER", nargs="*", help="folders of runs (default: runs)")
+    add_json(command, RunsAnswer)
 
     add(cancel, "stop every rank of a run, or every run of a sweep", usage="RUN").add_argument(
         "run", metavar="RUN", help=RUN
@@ -186,6 +179,11 @@ def _add_what_looks_at_runs(add: Callable[..., Parser]) -> None:
     for call, about in ONE_RUN.items():
         command = add(call, about, usage="RUN [--best] [--trust]" if call is caption else "RUN")
         command.add_argument("run", metavar="RUN", help=RUN)
+        if call is status:
+            add_json(command, StatusAnswer)
+        if call is watch:
+            about = "print an object of JSON on each line, for programs; the last one is that of `mmfsdp status --json`"
+            add_json(command, WatchLine, StatusAnswer, about=about)
         if call is caption:
             _add_best(command)
             _add_trust(command)
@@ -289,38 +287,69 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         # A pipe gets each line immediately; a letter that the terminal lacks must not stop a run.
         sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
-    command = words[0]
-    if command not in (*COMMANDS, "-h", "--help"):
-        print(f"mmfsdp: {command!r} is not a command{did_you_mean(command, COMMANDS)}", file=sys.stderr)
-        return 2
     try:
-        values = read_words(build_parser(), words)
+        if not wants_json(words):
+            return _status(words, None)
+        with only_json() as stdout:
+            return _status(words, stdout)
+    except BrokenPipeError:  # the reader, such as head, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _status(words: Sequence[str], stdout: TextIO | None) -> int:
+    """Run a command, and return its exit status. stdout: where JSON goes, if the words ask for it."""
+    try:
+        values = _values(words)
+        values.stdout = stdout
         status = values.call(values)
         sys.stdout.flush()
         return status
     except SystemExit as exit:  # after --help
         return int(exit.code or 0)
-    except BrokenPipeError:  # the reader, such as head, has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        print()
-        return interrupts.EXIT_CODE
+    except BrokenPipeError:
+        raise
+    except KeyboardInterrupt as interrupt:
+        mistake = _interrupted(str(interrupt))
     except Exception as error:
-        if interrupts.were_noted():  # an import that it ended halfway fails with an error of a library
-            print()
-            return interrupts.EXIT_CODE
-        message = without_controls(" ".join(str(error).split()))
-        reason = Reason(message, kind_of(error))
-        # safetensors reports a full disk with an error of its own.
-        is_known = isinstance(error, (ParamError, OSError)) or ADVICE.get(reason.kind, UNKNOWN).told
-        if not is_known:  # a bug, whose traceback a person should see
-            print(without_controls(traceback.format_exc()), file=sys.stderr)
-            return 1
-        print(f"mmfsdp {command}: {reason}", file=sys.stderr)
-        if isinstance(error, OwnCodeError) and error.traceback:
-            print(error.traceback.rstrip(), file=sys.stderr)
-        return 2
+        mistake = _mistake(words[0], error)
+    if stdout is not None:
+        write(stdout, Failure(ok=False, error=mistake))
+    return mistake.exit_code
+
+
+def _values(words: Sequence[str]) -> Namespace:
+    """Return the values of a command's words. Raises ParamError for a mistake in them."""
+    if words[0] not in (*COMMANDS, "-h", "--help"):
+        raise ParamError("command", f"{words[0]!r} is not a command{did_you_mean(words[0], COMMANDS)}")
+    return read_words(build_parser(), words)
+
+
+def _interrupted(words: str) -> Mistake:
+    """Tell of Ctrl-C in a line, and return it. words: what to tell, if the command knows more."""
+    words = words or "interrupted"
+    print(f"\nmmfsdp: {words}", file=sys.stderr)
+    return Mistake(field="", message=words, kind="interrupted", exit_code=interrupts.EXIT_CODE)
+
+
+def _mistake(command: str, error: Exception) -> Mistake:
+    """Tell of an error on stderr, in a line if it is a person's to correct, and return it."""
+    if interrupts.were_noted():  # an import that it ended halfway fails with an error of a library
+        return _interrupted("")
+    message = without_controls(" ".join(str(error).split()))
+    reason = Reason(message, kind_of(error))
+    # safetensors reports a full disk with an error of its own.
+    is_known = isinstance(error, (ParamError, OSError)) or ADVICE.get(reason.kind, UNKNOWN).told
+    if not is_known:  # a bug, whose traceback a person should see
+        print(without_controls(traceback.format_exc()), file=sys.stderr)
+        return Mistake(field="", message=f"{type(error).__name__}: {message}", kind="bug", exit_code=1)
+    place = f"mmfsdp {command}" if command in COMMANDS else "mmfsdp"
+    print(f"{place}: {reason}", file=sys.stderr)
+    if isinstance(error, OwnCodeError) and error.traceback:
+        print(error.traceback.rstrip(), file=sys.stderr)
+    if isinstance(error, ParamError):
+        return Mistake(field=error.field, message=error.message, kind=reason.kind, exit_code=2)
+    return Mistake(field="", message=str(reason), kind=reason.kind, exit_code=2)
 
 
 COMMANDS = [

@@ -12,6 +12,7 @@ from ..check.check import check as check_site
 from ..check.machine_figures import machine_block, write_machine
 from ..check.site_report import SiteReport, heading
 from ..verify.lines import Line
+from .json_output import reply
 from .planning import say
 
 
@@ -31,9 +32,14 @@ def check(values: Namespace) -> int:
 
     params = params_of(values)
     report = check_site(params, wait_min=values.wait, show=None if values.json else show, tell=tell)
-    print(report.to_json() if values.json else report.summary())
+    if not values.json:
+        print(report.summary())
     if values.write is not None:
         write_figures(report, values.write)
+    if values.json:
+        from .answers import CheckAnswer
+
+        return reply(values, CheckAnswer(**report.to_dict()))
     return int(not report.ok)
 
 

@@ -15,12 +15,15 @@ import yaml
 
 from ...params import BackboneSource, ModelKind, ParamError, RunParams, load
 from ...params.base import plain, without_controls
+from ...params.findings import Finding
 from ...params.numbers import WIDTH
+from .json_output import reply
 from .planning import say
 
 if TYPE_CHECKING:
     from ..data.batch import Sample
     from ..data.sources.detect import Detected
+    from .answers import NewAnswer
 
 SHOWN = 3
 TEXT_LINES = 3
@@ -51,8 +54,9 @@ def new(values: Namespace) -> int:
     from ..data.sources.detect import detect
 
     found = detect(values.pictures)
-    for line in describe(found):
-        print(line)
+    if not values.json:
+        for line in describe(found):
+            print(line)
     say("looking at the model")
     params, of_data = with_data(base, found)
     text = as_yaml(params, comments | of_data, command_of(values))
@@ -60,9 +64,35 @@ def new(values: Namespace) -> int:
         file.write(text)
     if RunParams.from_yaml(target) != params:
         raise AssertionError(f"{target} reads as other parameters")
-    name = shlex.quote(values.file)
-    print(f"\nwritten to {values.file}; next:\n  mmfsdp plan --config {name}\n  mmfsdp run --config {name}")
+    following = [f"mmfsdp {command} {shlex.quote(values.file)}" for command in ("plan", "run")]
+    if values.json:
+        return reply(values, _answer(values.file, params, found, following))
+    print(f"\nwritten to {values.file}; next:", *following, sep="\n  ")
     return 0
+
+
+def _answer(file: str, params: RunParams, found: Detected, following: list[str]) -> NewAnswer:
+    """Return what was found and written, for programs."""
+    from .answers import NewAnswer, SampleFigures
+
+    train, heldout = found.splits["train"], found.splits["heldout"]
+    samples = []
+    for sample in found.samples(SHOWN):
+        sizes = [image.size for image in sample.images]
+        samples.append(SampleFigures(label=sample.label, pictures=sizes, text=sample.text))
+    return NewAnswer(
+        ok=True,
+        file=file,
+        params=params.to_dict(),
+        source=str(found.params.source),
+        formats=found.formats(),
+        shape=found.shape(),
+        train_records=train.length,
+        heldout_records=heldout.length,
+        samples=samples,
+        notices=[Finding("note", "data", note) for note in train.notes],
+        next=following,
+    )
 
 
 def command_of(values: Namespace) -> str:

@@ -19,8 +19,10 @@ from ...params.findings import Finding
 from ...params.flags import params_of
 from ...params.numbers import WIDTH
 from ..run.watch import ProgressBar
+from .json_output import reply
 
 if TYPE_CHECKING:
+    from ...predict import Mesh, Times
     from ..train.prepare import Prepared
 
 CHECKING = "checking the data and the plan"
@@ -45,15 +47,44 @@ def plan(values: Namespace) -> int:
     Returns 1 where the lint found errors.
     """
     params = params_of(values)
-    planned = print_plan(params)
-    if values.machine and not planned.refused:
-        from ...predict import machine_of_run, mesh_table, meshes, step_time, workload
+    say("planning: a model without weights, a step on tensors without data")
+    from ..train.prepare import preview, rates_of, with_place
 
-        machine, work = machine_of_run(values.machine, params), workload(planned, params)
-        print(step_time(planned, machine=machine, **work))
-        if planned.backend is not Backend.DDP and planned.world_size > 1:
-            print(mesh_table(meshes(planned, machine=machine, **work), machine))
-    return int(any(finding.level == "error" for finding in planned.lint))
+    planned, cost = preview(params)
+    planned = with_place(planned, params)
+    rates = rates_of(params, planned)
+    times, compared = on_machine(values.machine, planned, params)
+    if values.json:
+        from .plan_answer import plan_answer
+
+        return reply(values, plan_answer(planned, cost, rates, times, compared))
+    print(planned)
+    print(cost)
+    if rates:
+        print(textwrap.fill(rates, WIDTH, subsequent_indent="  ", break_on_hyphens=False))
+    if times is not None:
+        print(times)
+    if compared:
+        from ...predict import machine_of_run, mesh_table
+
+        print(mesh_table(compared, machine_of_run(values.machine, params)))
+    return int(planned.refused)
+
+
+def on_machine(name: str | None, planned: WrapPlan, params: RunParams) -> tuple[Times | None, list[Mesh]]:
+    """Return the seconds of a step on the machine of this name, and every mesh of the plan's ranks, the best first.
+
+    None without a name, or for a plan with errors; no meshes where there are none to choose.
+    """
+    if not name or planned.refused:
+        return None, []
+    from ...predict import machine_of_run, meshes, step_time, workload
+
+    machine, work = machine_of_run(name, params), workload(planned, params)
+    times = step_time(planned, machine=machine, **work)
+    if planned.backend is Backend.DDP or planned.world_size == 1:
+        return times, []
+    return times, meshes(planned, machine=machine, **work)
 
 
 def verify(values: Namespace) -> int:
@@ -64,22 +95,12 @@ def verify(values: Namespace) -> int:
     from ..verify.from_params import verify_run
 
     report = verify_run(params)
+    if values.json:
+        from .answers import VerifyAnswer
+
+        return reply(values, VerifyAnswer(ok=report.ok, lines=list(report.lines)))
     print(report)
     return int(not report.ok)
-
-
-def print_plan(params: RunParams) -> WrapPlan:
-    """Print the plan and its cost, and return it. Raises ParamError for what cannot be planned."""
-    say("planning: a model without weights, a step on tensors without data")
-    from ..train.prepare import preview, rates_of, with_place
-
-    planned, cost = preview(params)
-    planned = with_place(planned, params)
-    print(planned)
-    print(cost)
-    if rates := rates_of(params, planned):
-        print(textwrap.fill(rates, WIDTH, subsequent_indent="  ", break_on_hyphens=False))
-    return planned
 
 
 def prepare_run(params: RunParams, *, activations: bool = False) -> Prepared:

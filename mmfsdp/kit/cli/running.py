@@ -1,42 +1,27 @@
-"""The commands over runs. They start them: run, launch, resume, sweep; or follow them: watch, drill, caption.
-
-Others look at runs that exist already: runs, status, cancel, report, export.
-"""
+"""The commands that start runs and follow them to their end: run, launch, resume, sweep, track, drill, caption."""
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from ...params import LaunchParams, ParamError, RunParams, TrackerKind
+from ...params import ParamError, RunParams, TrackerKind
 from ...params.base import read_yaml, without_controls
 from ...params.flags import params_of
-from ..run.files.record import Status
-from ..run.files.snapshot import Snapshot
 from ..run.handle import Run
 from ..run.launch import launch as start_run
 from ..run.launchers.registry import check_no_replay, launcher_for
 from ..run.placement import trains_on, with_ranks
-from ..run.progress import part_of
 from ..run.start import free_name, runs_folder
-from ..run.state import SWEEP_FILE, ask_ahead, find_runs, run_state, runs_table
 from ..run.sweep import Sweep
 from ..run.sweep import sweep as start_sweep
 from ..run.trouble import headline, troubles
 from ..run.trust import UntrustedRun, check_trusted, own_code_of
-from ..run.watch import Progress
 from ..run.watch import follow as lines_of
 from .planning import CHECKING, prepare_run, run_folder, say, show_finding
-
-ANSWER_TIMEOUT_S = 60.0
-"""Seconds that a command waits for Slurm before it ends."""
-LAST_LINES = 20
-"""Lines of the traceback, or of the log, of a run that has failed."""
-ASKING = f"waiting for Slurm's answer, at most {ANSWER_TIMEOUT_S:.0f} s"
 
 
 def count(text: str) -> int:
@@ -146,11 +131,6 @@ def opened(values: Namespace) -> Run:
         raise shown(error, run.path) from None
 
 
-def watch(values: Namespace) -> int:
-    """Follow a run."""
-    return follow(run_folder(values.run))
-
-
 def track(values: Namespace) -> int:
     """Hand the metrics of a run, or of a sweep's runs, to trackers until they are done."""
     from ..run.trackers.track import runs_in
@@ -187,8 +167,8 @@ def follow(folder: Path) -> int:
             show(line)
     except KeyboardInterrupt:
         name = quote(str(folder))
-        print(f"\n{followed.name} goes on; `mmfsdp watch {name}` follows it, `mmfsdp cancel {name}` ends it", end="")
-        raise
+        words = f"{followed.name} goes on; `mmfsdp watch {name}` follows it, `mmfsdp cancel {name}` ends it"
+        raise KeyboardInterrupt(words) from None
     state = followed.state()
     show(f"{followed.name}: {headline(state, troubles(followed.path, state))}")
     return 0 if state.ok else 1
@@ -257,77 +237,3 @@ def grid_values(text: str) -> tuple[str, list[Any]]:
     if values.startswith("["):
         return field, read_yaml(values, name="grid")
     return field, [read_yaml(value, name="grid") for value in values.split(",")]
-
-
-# ---- runs that exist already ----
-
-
-def runs(values: Namespace) -> int:
-    """List all runs in the folders named, or in runs/."""
-    default = LaunchParams().folder
-    for folder in values.folders or [default]:
-        paths = find_runs(folder)
-        ask_ahead(paths.values(), timeout=ANSWER_TIMEOUT_S)
-        show(runs_table(paths) if paths else f"no runs in {folder}")
-    return 0
-
-
-def status(values: Namespace) -> int:
-    """Print the state of a run, what it does now, and what is wrong with it. Returns 1 if it ended and is not ok."""
-    asked = Run.open(run_folder(values.run))
-    ask_ahead([asked.path], timeout=ANSWER_TIMEOUT_S)
-    look = Snapshot(asked.path)
-    state = run_state(look)
-    found = troubles(look, state)
-    show(f"{asked.name}: {headline(state, found)}")
-    part = part_of(look, state)
-    if part is not None:
-        show(f"{part.part}: {part.words}", Progress(asked.path).line(state, look))
-    show(*(f"trouble: {trouble}" for trouble in found))
-    if state.status is Status.FAILED and state.traceback.strip():
-        show(*state.traceback.rstrip().splitlines()[-LAST_LINES:])
-    return int(state.done and not state.ok)
-
-
-def cancel(values: Namespace) -> int:
-    """Stop a run, every rank of it; or a sweep, every run of it."""
-    path = run_folder(values.run)
-    if os.path.isfile(path / SWEEP_FILE):
-        members = Sweep(path)
-        states = members.cancel()
-        if not all(state.done for state in states.values()):
-            show(members, ASKING)
-            members.wait(ANSWER_TIMEOUT_S)
-        show(members)
-    else:
-        cancelled = Run.open(path)
-        state = cancelled.cancel()
-        if not state.done:
-            show(f"{cancelled.name}: {state}", ASKING)
-            state = cancelled.wait(ANSWER_TIMEOUT_S)
-        show(f"{cancelled.name}: {state}")
-    return 0
-
-
-def report(values: Namespace) -> int:
-    """Write a run's report, or a page that compares runs."""
-    paths = [run_folder(name) for name in values.runs]
-    opened = [Run.open(path).path for path in paths]
-    from ..widgets.compare import write_comparison
-    from ..widgets.report import write_report
-
-    if len(opened) == 1:
-        show(write_report(opened[0]))
-        return 0
-    show(write_comparison(paths, paths[0].absolute().parent / "comparison.html"))
-    return 0
-
-
-def export(values: Namespace) -> int:
-    """Write a run's weights in the layout of other libraries."""
-    exported = opened(values)
-    say("reading the checkpoint")
-    from ..compat.export import export as write
-
-    show(write(exported.path, Path(values.to), layout=values.layout, best=values.best, ema=values.ema))
-    return 0

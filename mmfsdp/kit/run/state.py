@@ -210,42 +210,88 @@ def _subfolders(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.iterdir()) if path.is_dir() and os.access(path, os.R_OK | os.X_OK)]
 
 
-def runs_table(paths: Mapping[str, Path]) -> str:
-    """Return a list of runs as text, oldest first: name, state, step of steps, loss, age, where; the reason below.
+@dataclass(frozen=True)
+class ListedRun:
+    """A run in a list of runs."""
 
-    The best score, if a run keeps it, stands below as well.
-    """
+    name: str
+    """Its folder's name; SWEEP/NAME for a run of a sweep."""
+    path: str
+    status: str = ""
+    """QUEUED, PREPARING, STARTING, RUNNING, SUSPENDED, COMPLETED, FAILED, CANCELLED or LOST; empty if unreadable."""
+    succeeded: bool = False
+    """It completed, and its loss stayed finite."""
+    step: int = 0
+    steps: int = 0
+    loss: float | None = None
+    """Mean loss of the last tenth of the steps; None without any."""
+    created: float = 0.0
+    """Unix seconds; 0 if nobody knows."""
+    where: str = ""
+    """Its host, or its Slurm job."""
+    reason: str = ""
+    """The reason of its state, in words."""
+    best: str = ""
+    """The best score in words, if the run keeps it."""
+
+    def cells(self) -> tuple[str, ...]:
+        """Return what the table of runs shows: name, state, step of steps, loss, age, where."""
+        if not self.status:
+            return self.name, "", "", "", "", ""
+        loss = "" if self.loss is None else f"{self.loss:.4g}"
+        old = age(time.time() - self.created) if self.created else ""
+        return self.name, self.status, f"{self.step}/{self.steps}", loss, old, self.where
+
+    def notes(self) -> str:
+        """Return what stands below it in the table: the reason of its state, and the best score."""
+        return _printable("; ".join(filter(None, (self.reason, f"best: {self.best}" if self.best else ""))))
+
+
+def list_runs(paths: Mapping[str, Path]) -> list[ListedRun]:
+    """Return what a list of runs says of each, oldest first. paths: by name, as `find_runs` gives them."""
     ask_ahead(paths.values())
-    lines = []
+    runs = []
     for name, path in paths.items():
         try:
-            lines.append(_table_line(name, path))
+            runs.append(_listed(name, path))
         except UNREADABLE as error:
-            lines.append((0.0, (name, "", "", "", "", ""), _printable(f"cannot be read: {error}")))
-    lines.sort()
-    head = ("name", "state", "step", LOSS_TITLE, "age", "where")
-    title, *rows = text_table([head] + [cells for _, cells, _ in lines]).splitlines()
-    shown = [title]
-    for row, (_, _, reason) in zip(rows, lines, strict=True):
-        shown.append(row)
-        shown += textwrap.wrap(reason, 80, initial_indent="  ", subsequent_indent="  ", max_lines=2)
-    return "\n".join(shown)
+            runs.append(ListedRun(name, str(path), reason=f"cannot be read: {error}"))
+    return sorted(runs, key=lambda run: (run.created, run.name))
 
 
-def _table_line(name: str, path: Path) -> tuple[float, tuple[str, ...], str]:
-    """Return when a run was created, in unix seconds, its cells, and the reason of its state."""
+def _listed(name: str, path: Path) -> ListedRun:
     look = Snapshot(path, last_bytes=LOSS_BYTES)
-    state, record, loss = run_state(look), look.record, final_loss(look.rows())
-    created, old, where, about = 0.0, "", "", ""
+    state, record = run_state(look), look.record
+    created, where, about = 0.0, "", ""
     if record is not None:
-        created, old = record.created, age(time.time() - record.created)
-        launcher = launcher_of(path, record)
+        created, launcher = record.created, launcher_of(path, record)
         where = launcher.where(look, record)
         about = "" if launcher.has_ranks else replay_words(record.replay_of)
-    step, loss_words = f"{state.step}/{state.steps}", "" if loss is None else f"{loss:.4g}"
-    best = best_words(best_of(path / "checkpoints"))
-    reason = "; ".join(filter(None, (about, state.reason, f"best: {best}" if best else "")))
-    return created, (name, str(state.status), step, loss_words, old, where), _printable(reason)
+    return ListedRun(
+        name,
+        str(path),
+        status=str(state.status),
+        succeeded=state.ok,
+        step=state.step,
+        steps=state.steps,
+        loss=final_loss(look.rows()),
+        created=created,
+        where=where,
+        reason="; ".join(filter(None, (about, state.reason))),
+        best=best_words(best_of(path / "checkpoints")),
+    )
+
+
+def runs_table(paths: Mapping[str, Path]) -> str:
+    """Return a list of runs as text: name, state, step of steps, loss, age, where; the reason and best score below."""
+    runs = list_runs(paths)
+    head = ("name", "state", "step", LOSS_TITLE, "age", "where")
+    title, *rows = text_table([head] + [run.cells() for run in runs]).splitlines()
+    shown = [title]
+    for row, run in zip(rows, runs, strict=True):
+        shown.append(row)
+        shown += textwrap.wrap(run.notes(), 80, initial_indent="  ", subsequent_indent="  ", max_lines=2)
+    return "\n".join(shown)
 
 
 def text_table(lines: Sequence[Sequence[str]]) -> str:

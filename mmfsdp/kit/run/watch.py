@@ -49,6 +49,20 @@ def clean(line: bytes) -> str:
     return without_controls(visible.decode("utf-8", "replace"))
 
 
+class Told(NamedTuple):
+    """A line to print of a run that is followed."""
+
+    kind: str
+    """log, event, progress, state, part, trouble, traceback or replay."""
+    text: str
+    rank: int | None = None
+    """The rank that printed it, or that it is about; None where it is about the whole run."""
+
+    def __str__(self) -> str:
+        before = {"log": f"[{self.rank}] ", "trouble": "trouble: "}
+        return before.get(self.kind, "") + self.text
+
+
 class _RankLog:
     """One log file, split into lines."""
 
@@ -215,27 +229,27 @@ def clock(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def _trouble_lines(look: Snapshot, state: RunState) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong before the end of a run as (kind, line)."""
+def _trouble_lines(look: Snapshot, state: RunState) -> Iterator[tuple[str, Told]]:
+    """Yield what is wrong before the end of a run as (code, line)."""
     for trouble in troubles(look, state):
         if trouble.code != FAILED:  # it is told at the end, which is near
-            yield trouble.code, f"trouble: {trouble}"
+            yield trouble.code, Told("trouble", str(trouble))
 
 
-def _part_lines(look: Snapshot, state: RunState) -> Iterator[tuple[str, str]]:
+def _part_lines(look: Snapshot, state: RunState) -> Iterator[tuple[str, Told]]:
     """Yield the part that a run is in before its first step as (a name, line); of pretraining, one for each tenth."""
     progress = part_of(look, state)
     if progress is None or progress.part in (STEPS, CAPTIONS):
         return
     if progress.share is None:
-        yield progress.part, f"{state.status}: {progress.part}"
+        yield progress.part, Told("part", f"{state.status}: {progress.part}")
         return
     left = f", {clock(progress.left_s)} left" if progress.left_s is not None else ""
     name = f"{progress.words} {int(10 * progress.share)}"
-    yield name, f"{state.status}: {progress.words} {bar(progress.share)}{left}"
+    yield name, Told("part", f"{state.status}: {progress.words} {bar(progress.share)}{left}")
 
 
-def follow(path: PathLike) -> Iterator[str]:
+def follow(path: PathLike) -> Iterator[Told]:
     """Yield lines to print while a run goes on: its logs, its events except saves, one at each tenth of the
     steps, and why it waits in a queue.
 
@@ -247,32 +261,33 @@ def follow(path: PathLike) -> Iterator[str]:
         look = Snapshot(path)
         state = run_state(look)  # before the logs are read: the logs of a finished run are complete
         if state.replay_of and "replay" not in told:
-            yield replay_words(state.replay_of)
+            yield Told("replay", replay_words(state.replay_of))
             told.add("replay")
         events = read_events(path)
         for event in events[events_read:]:
             if event["kind"] not in ("saved", "failed"):  # a failure is told at the end
-                yield f"{event['kind']} at step {event['step']}: {event['text']}"
+                yield Told("event", f"{event['kind']} at step {event['step']}: {event['text']}")
         events_read = len(events)
         for line in reader.poll(last=state.done):
-            yield f"[{line.rank}] {line.text}"
+            yield Told("log", line.text, line.rank)
         tenth = 10 * state.step // max(1, state.steps)
         if tenth != last_tenth:
-            yield progress.line(state, look)
+            yield Told("progress", progress.line(state, look))
             last_tenth = tenth
         if state.status is Status.QUEUED and state.reason != queued:
             queued = state.reason
-            yield f"{state.status}: {queued}"  # such as a job that Slurm will never start
+            yield Told("state", f"{state.status}: {queued}")  # such as a job that Slurm will never start
         if not state.done and time.monotonic() > look_due:
             # The numbers in the words of a trouble may change from step to step: before the end, each kind comes once.
-            for kind, words in (*_trouble_lines(look, state), *_part_lines(look, state)):
-                if kind not in told:
-                    yield words
-                    told.add(kind)
+            for code, told_line in (*_trouble_lines(look, state), *_part_lines(look, state)):
+                if code not in told:
+                    yield told_line
+                    told.add(code)
             look_due = time.monotonic() + LOOK_INTERVAL_S
         if state.done:
             break
         time.sleep(0.2)
     if state.traceback:
-        yield f"rank {state.rank}:\n{state.traceback.rstrip()}"
-    yield from (f"trouble: {trouble}" for trouble in troubles(look, state))
+        yield Told("traceback", f"rank {state.rank}:\n{state.traceback.rstrip()}", state.rank)
+    for trouble in troubles(look, state):
+        yield Told("trouble", str(trouble), trouble.rank)

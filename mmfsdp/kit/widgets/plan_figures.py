@@ -52,7 +52,7 @@ def plan_figures(
     other_plan, other = pinned if pinned else (None, None)
     figures = [
         Figure(cost.wire_bytes, "each rank sends a step", other.wire_bytes if other else None),
-        Figure(at_rest(plan), "weights a rank holds at rest", at_rest(other_plan) if other_plan else None),
+        Figure(plan.bytes_at_rest, "weights a rank holds at rest", other_plan.bytes_at_rest if other_plan else None),
         Figure(
             cost.memory_bytes,
             "most in a step, without activations",
@@ -73,11 +73,6 @@ def plan_figures(
         before = other.batch_peak_bytes if other else None
         figures.append(Figure(cost.batch_peak_bytes, f"peak of {cost.batch}", before))
     return figures
-
-
-def at_rest(plan: WrapPlan) -> int:
-    """Return the bytes of weights that a rank holds between steps."""
-    return sum(unit.bytes_at_rest for unit in plan.units)
 
 
 def figures_html(figures: Sequence[Figure]) -> str:

@@ -1,0 +1,238 @@
+"""The answers of commands with `--json`, a model each: its JSON schema is what `--json-schema` prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from ...params.findings import Finding
+from ..run.files.reasons import Reason
+from ..run.state import ListedRun, RankProgress
+from ..run.trouble import Trouble
+from .json_output import Answer
+
+
+class Part(BaseModel):
+    """A part of an answer."""
+
+    model_config = Answer.model_config
+
+
+# ---- plan ----
+
+
+class UnitFigures(Part):
+    """A unit of the plan: the modules whose parameters one all-gather fetches."""
+
+    name: str
+    kind: str
+    """frozen, trainable or mixed."""
+    frozen_policy: str | None
+    """SHARD, KEEP or REPLICATE; null for a unit that trains."""
+    grad_flow: bool
+    """Backward passes through it."""
+    parameters: int
+    trainable_parameters: int
+    at_rest_bytes: int
+    """Its weights on each rank between two steps."""
+    gathered_bytes: int
+    """All of its weights once gathered, in the dtype of compute."""
+    gathers_forward: int
+    """All-gathers in the forward of a micro-step."""
+    gathers_backward: int
+    sent_bytes: int
+    """Sent by a rank for this unit in an optimizer step."""
+
+
+class CostFigures(Part):
+    """The cost of a plan on each rank."""
+
+    sent_bytes: int
+    """Sent by a rank in an optimizer step."""
+    at_rest_bytes: int
+    """Weights that a rank holds between two steps."""
+    memory_bytes: int
+    """The most that a rank holds in a step, without activations."""
+    peak_bytes: int | None
+    """The most that a rank holds in a step, if all texts have the greatest length; null where it is not predicted."""
+    peak_when: str
+    """Phase and unit of that peak."""
+    batch_peak_bytes: int | None
+    """The same with the largest of the first batches of the data; null where they were not looked at."""
+    batch: str
+    """That batch in words, or why the data were not looked at."""
+
+
+class StepSeconds(Part):
+    """Predicted seconds of an optimizer step on a machine."""
+
+    machine: str
+    seconds: float
+    """At best."""
+    slowest_seconds: float
+    bound_by: str
+    """compute, memory or network."""
+    compute: float
+    memory: float
+    network: float
+
+
+class MeshFigures(Part):
+    """The plan on another mesh of the same ranks."""
+
+    dp_replicate: int
+    dp_shard: int
+    fits: bool
+    """Its peak, with what a GPU needs beyond its tensors, is within a GPU's memory."""
+    peak_bytes: int
+    within_node_bytes: int
+    between_nodes_bytes: int
+    seconds: float
+
+
+class PlanAnswer(Answer):
+    """The prediction of `mmfsdp plan`. It is ok if the lint found no errors, so that a launch would start."""
+
+    backend: str
+    ranks: int
+    dp_replicate: int
+    dp_shard: int
+    sharding_strategy: str
+    frozen_policy: str
+    why: str
+    """The choice of AUTO, with its reason."""
+    parameters: int
+    trainable_parameters: int
+    cost: CostFigures
+    learning_rates: str
+    """Learning rates by part in words; empty if all are train.lr."""
+    step: StepSeconds | None
+    """Null without --machine."""
+    meshes: list[MeshFigures]
+    """Every mesh, the best first; empty without --machine."""
+    units: list[UnitFigures]
+    """In the order in which they run."""
+    findings: list[Finding]
+    """Findings of the lint in the plan, the data and the job."""
+
+
+# ---- verify, check ----
+
+
+class VerifyAnswer(Answer):
+    """The checks of `mmfsdp verify`. It is ok if no check found a fault."""
+
+    lines: list[Finding]
+    """A check each: `code` is its name, `level` is ok, wrong or note."""
+
+
+class CheckLine(Part):
+    """The finding of one check."""
+
+    where: str
+    """This machine, or the ranks or the job in which it was found."""
+    level: str
+    """ok, wrong or note."""
+    code: str
+    """Name of the check."""
+    message: str
+    fix: str
+
+
+class CheckAnswer(Answer):
+    """The checks of `mmfsdp check`. It is ok if no check found a fault."""
+
+    folder: str
+    """Run folder of the ranks, with their logs; empty if it is deleted, since nothing is wrong."""
+    machine: dict[str, float]
+    """Figures for plans that the ranks have measured, such as bandwidth in bytes per second."""
+    lines: list[CheckLine]
+
+
+# ---- new ----
+
+
+class SampleFigures(Part):
+    """A sample of the data."""
+
+    label: str
+    """Its file and row."""
+    pictures: list[tuple[int, int]]
+    """Width and height of each."""
+    text: str
+
+
+class NewAnswer(Answer):
+    """The findings of `mmfsdp new` in the data, and the file that it wrote."""
+
+    file: str
+    """The configuration that was written."""
+    params: dict[str, Any]
+    """All values of that configuration."""
+    source: str
+    """Value of data.source with which the data are read."""
+    formats: list[str]
+    """Files of rows, with their formats."""
+    shape: str
+    """Shape of the first usable row, in words."""
+    train_records: int | None
+    """Null for shards, whose records are not counted before they are read."""
+    heldout_records: int | None
+    samples: list[SampleFigures]
+    """The first three."""
+    notices: list[Finding]
+    """Things to know of the data before a run."""
+    next: list[str]
+    """Commands to go on with."""
+
+
+# ---- runs, status, watch ----
+
+
+class RunsAnswer(Answer):
+    """The runs of some folders, oldest first. It is always ok."""
+
+    runs: list[ListedRun]
+
+
+class StatusAnswer(Answer):
+    """The state of a run now. It is not ok if the run has ended and did not succeed."""
+
+    name: str
+    path: str
+    status: str
+    """QUEUED, PREPARING, STARTING, RUNNING, SUSPENDED, COMPLETED, FAILED, CANCELLED or LOST."""
+    done: bool
+    """The state is final."""
+    succeeded: bool
+    """It completed, and its loss stayed finite."""
+    step: int
+    steps: int
+    why: Reason | None
+    """Null where the status says all."""
+    notes: list[str]
+    """Other findings, such as that Slurm does not answer."""
+    part: str
+    """The part of a run that goes on, such as its imports; empty if it waits or is done."""
+    doing: str
+    """Its activity in that part, by the rank that is furthest behind."""
+    seconds_left: float | None
+    """Until the last step, at the pace of the newest ones."""
+    metrics: dict[str, Any]
+    """Rank 0's newest row of metrics, such as step, loss, samples_per_s; empty before the first step."""
+    ranks: list[RankProgress]
+    troubles: list[Trouble]
+    """Things that are wrong, the worst first."""
+    traceback: str
+    """That of the rank that failed first."""
+
+
+class WatchLine(Part):
+    """A line that a run has printed, or what has changed. The last object of `mmfsdp watch` is a StatusAnswer."""
+
+    kind: str
+    """log, event, progress, state, part, trouble, traceback or replay."""
+    text: str
+    rank: int | None
+    """The rank that printed it, or that it is about; null where it is about the whole run."""
