@@ -17,6 +17,7 @@ class WholeUnits(UnitRules):
     """DDP: every rank holds all of each unit."""
 
     shards = False
+    ignores = dict.fromkeys(("sharding_strategy", "frozen_policy"), "every rank holds all weights")
 
 
 class FlatUnits(UnitRules):

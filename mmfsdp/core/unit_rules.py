@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ class UnitRules:
 
     shards = True
     """Each rank holds a part of most units. Otherwise it holds all, and DDP waits for every gradient."""
+    ignores: Mapping[str, str] = {}
+    """Fields of FSDPParams that change nothing in a plan, each with the reason."""
     flat = False
     """A sharded unit is one flat parameter, gathered in place, whose gradient is made anew in each micro-step."""
 

@@ -147,6 +147,10 @@ class Params(BaseModel):
         choices = " or ".join("unset" if value is None else str(value) for value in values)
         return f"has no effect unless {needed} is {choices}", f"remove it, or change {needed} from {now}"
 
+    def why_idle(self, name: str) -> str:
+        """Return why no value of the field changes anything beside the other fields; "" if one does."""
+        return self.why_unavailable(name)[0]
+
     @property
     def without_effect(self) -> tuple[str, ...]:
         """Return the fields that are set and taken although they have no effect with the others."""

@@ -185,6 +185,18 @@ class FSDPParams(Params):
                 return f"cannot be honored by {backend}", f"remove it, or set {fix}"
         return "", ""
 
+    def why_idle(self, name: str) -> str:
+        """Return why no value of the field changes the plan beside the other fields; "" if one does."""
+        if name == "backend" and not self.enable_fsdp:
+            return "has no effect while enable_fsdp is false, which is DDP"
+        if name == "backend" and self.sharding_strategy is ShardingStrategy.NO_SHARD:
+            return "has no effect with sharding_strategy NO_SHARD, which is DDP"
+        backend = self.effective_backend
+        if name == "sharding_strategy" and self.enable_fsdp:  # which decides on the effective backend itself
+            backend = self.backend
+        reason = backend.rules.ignores.get(name, "")
+        return f"has no effect with {backend}: {reason}" if reason else super().why_idle(name)
+
     @property
     def without_effect(self) -> tuple[str, ...]:
         """Return the fields of a wrap policy that are set with another of Oumi's policies, which has no use for them.

@@ -48,6 +48,14 @@ class RunParams(Params):
         why, fix = getattr(self, section).why_unavailable(field, value)
         return why, fix
 
+    def why_idle(self, name: str) -> str:
+        """Return why no value of the field of this dotted name changes anything; "" if one does."""
+        section, _, field = name.partition(".")
+        if not field or field not in type(getattr(self, section)).model_fields:
+            return ""
+        reason: str = getattr(self, section).why_idle(field)
+        return reason
+
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         replicate, shard = self.fsdp.dp_replicate, self.fsdp.dp_shard

@@ -46,6 +46,11 @@ def button(page, name):
     return page.locator(".mm-cockpit").get_by_role("button", name=re.compile(rf"^\W*{name}$")).first
 
 
+def lit(page):
+    """The pressed buttons of the policy and the backend."""
+    return page.locator(".mm-buttons .mod-active").all_inner_texts()[:2]
+
+
 def write(page, label, text):
     box = page.locator(".mm-choices").get_by_label(label, exact=True).last
     box.fill(text)
@@ -245,6 +250,28 @@ def test_all_choices_are_searched_shared_and_tried(page):
     assert serious_findings(page, ".mm-cockpit") == []
     page.locator(".mm-copy:visible").click()
     expect(page.locator(".mm-copy:visible")).to_have_text("Copied")
+
+    # The lit choice is the one that is written and drawn; where it cannot be, the picture is dimmed and says so.
+    stale = page.locator(".mm-stale-words:visible")
+    for way in ("KEEP", "AUTO", "SHARD"):
+        press(page, way)
+        expect(told).to_contain_text(f"--fsdp.frozen-policy {way}" if way != "SHARD" else "--train.steps 40")
+        expect(stale).to_have_count(0)
+        assert lit(page) == [way, "FSDP2"]
+        expect(page.get_by_text("SHARD needs")).to_be_visible(visible=way == "AUTO")
+    press(page, "DDP")
+    expect(told).to_contain_text("--fsdp.backend DDP")
+    expect(page.locator(".mm-choices")).to_contain_text("has no effect with DDP: every rank holds all weights")
+    expect(button(page, "SHARD")).to_be_disabled()
+    write(page, "your data", "/nowhere")
+    expect(page.locator(".mm-choices .mm-error")).to_contain_text("'/nowhere' is neither here nor a name of the hub")
+    expect(stale).to_contain_text("This is the choice before: data.path has a mistake")
+    expect(button(page, "Launch")).to_be_disabled()
+    write(page, "your data", "")
+    expect(stale).to_have_count(0)
+    expect(button(page, "Launch")).to_be_enabled()
+    expect(page.locator(".mm-choices .mm-error")).to_have_count(0)
+    press(page, "FSDP2")
     press(page, "YAML, command, sbatch")
 
     # The machine is checked, ranks on it too, line by line.

@@ -18,7 +18,7 @@ from torch import nn
 from ...core.optimizer_states import check_shards
 from ...core.plan import WrapPlan
 from ...core.quantize import quantized_copy
-from ...params import Backend, Device, FrozenPolicy, ModelParams, RunParams
+from ...params import Backend, Device, FrozenPolicy, ModelParams, ParamError, RunParams
 from ...params.findings import Finding
 from ...params.own import load_own, module_of
 from ...params.own_modules import OwnSources, own_sources
@@ -137,6 +137,22 @@ def previews(
     if for_auto and plan.backend is not Backend.DDP:
         with suppress(ValueError):  # AUTO itself says what is wrong, when it is chosen
             recordings.group(quantized_copy(model, params.fsdp), params.fsdp, example)
+
+
+def budget_range(params: RunParams) -> tuple[int, int]:
+    """Return the peaks in bytes with all frozen units sharded and with all replicated, the lower one first.
+
+    Between the two AUTO has something to choose. Raises ParamError where nobody knows the inputs.
+    """
+    peaks = []
+    for policy in (FrozenPolicy.SHARD, FrozenPolicy.REPLICATE):
+        stages = previews(params.change(**{"fsdp.frozen_policy": policy, "fsdp.memory_budget_gib": None}))
+        peak = next((cost.peak_bytes for _, cost in stages if cost.peak_bytes is not None), None)
+        if peak is None:
+            words = "AUTO needs to know the inputs of a step, to count its activations, and nobody does here"
+            raise ParamError("fsdp.frozen_policy", words)
+        peaks.append(peak)
+    return min(peaks), max(peaks)
 
 
 def rates_of(params: RunParams, plan: WrapPlan) -> str:

@@ -10,7 +10,7 @@ import ipywidgets as w
 from ...params import Backend, FrozenDtype, FrozenPolicy, ParamError, Precision
 from ...predict import LAPTOP
 from ..run.placement import crowding
-from .controls import Buttons, Control, Number, PowerSlider
+from .controls import Budget, Buttons, Control, Number, PowerSlider
 from .data_look import DataLook
 from .fits import PAGE_MACHINES, fit_html
 from .form import RunForm
@@ -28,16 +28,17 @@ class Choices(w.VBox):
         """machine: one of fits.PAGE_MACHINES. redraw: called when another machine was chosen."""
         self._form = form
         choose = form.choose
-        self.data = DataLook(take=self._take_data)
+        self.data = DataLook(take=self._take_data, refuse=form.hold)
         numbers = [
             Number("train.steps", "steps", choose),
             Number("train.lr", "lr", choose),
         ]
+        self.budget = Budget("fsdp.memory_budget_gib", "budget", choose)
         self.controls: list[Control] = [
             Buttons(
                 "fsdp.frozen_policy", "how frozen weights are held", meanings(FrozenPolicy), choose, with_meaning=True
             ),
-            Number("fsdp.memory_budget_gib", "budget (GiB)", choose),
+            self.budget,
             Buttons("fsdp.backend", "backend", meanings(Backend), choose),
             PowerSlider("launch.ranks", "ranks", choose, highest=MAX_RANKS),
             PowerSlider("train.batch_size", "batch", choose, highest=MAX_BATCH),
@@ -63,7 +64,6 @@ class Choices(w.VBox):
         fits = w.VBox([self.machine, self._fit], layout=w.Layout(grid_gap="4px"))
         super().__init__([*children, fits, self.data])
         self.add_class("mm-choices")
-        self._budget = by_name["fsdp.memory_budget_gib"]
         self.show()
 
     def show(self) -> None:
@@ -73,9 +73,9 @@ class Choices(w.VBox):
             if error is None:
                 control.show(params)
             control.mark(error.message if error and is_of(error, control.name) else "")
-        typed_budget = error is not None and is_of(error, self._budget.name)
-        uses_budget = params.fsdp.frozen_policy is FrozenPolicy.AUTO or typed_budget
-        self._budget.layout.display = None if uses_budget else "none"
+        typed_budget = error is not None and is_of(error, self.budget.name)
+        is_idle = bool(params.why_idle(self.budget.name))
+        self.budget.layout.display = "none" if is_idle and not typed_budget else None
         words = crowding(params)
         self._crowded.value = note(words, "warning") if words else ""
         self._crowded.layout.display = None if words else "none"

@@ -10,7 +10,7 @@ from typing import Any
 import ipywidgets as w
 
 from ...core.plan import WrapPlan
-from ...params import RunParams
+from ...params import FrozenPolicy, RunParams
 from ...params.numbers import count
 from ..run.files.record import RunState
 from ..run.handle import Run
@@ -19,19 +19,24 @@ from ..run.state import is_run
 from .cell import CellWidget
 from .check_button import CheckButton
 from .choices import DEFAULT_MACHINE, Choices
+from .controls import gib_for
+from .data_look import NotYet
 from .form import RunForm
 from .launch_buttons import LaunchButtons
 from .markup import error_note, note
 from .panel import RunPanel
 from .pictures.plan_pictures import plan_pictures
+from .pictures.step_picture import most_drawn
 from .plan_figures import Figure, figures_html, plan_figures
 from .plan_page import differences_html, memory_html
 from .plan_table_html import findings, unit_table
-from .plan_thread import Planner
+from .plan_thread import BudgetRange, Planner, why_not_chosen
 from .planned_run import PlannedRun
 from .share import Share
 from .starter import Starter
 
+MIN_SHARE_OF_SCALE = 0.4
+"""Of the scale of the step that was drawn before: a lower one is drawn larger."""
 PICTURE_WIDTH = 826
 """Pixels beside the choices in a cell of 1083."""
 
@@ -53,6 +58,8 @@ class Cockpit(CellWidget):
         self._drawing = threading.RLock()
         self._panel: RunPanel | None = None
         self._planner = Planner(self.form, show=self._draw)
+        self._budgets = BudgetRange(self.form, show=self._show_budgets)
+        self._top_bytes = 0  # of the step that is drawn: pictures that follow keep its scale
         self._starter = Starter(self.form, show=self._show_run)
         self._choices = Choices(self.form, machine=machine, redraw=self._draw)
         self._shown: Run | None = None  # the run of the panel
@@ -60,11 +67,14 @@ class Cockpit(CellWidget):
         self._make_parts()
         super().__init__([self._top, self._say, self._drawers, self._main, self._below])
         self.add_class("mm-cockpit")
+        self.form.observe(lambda _: self._starter.forget(), "params")
         self.form.observe(lambda _: self._chosen(), ["params", "error", "allowed"])
         folder = Path(preset_or_run).expanduser()
         if is_run(folder):
             self._starter.run = Run.open(folder)
             self._show_run()
+        else:
+            self._starter.find(self.params)
         self.replace_older()
         self._chosen()
 
@@ -78,6 +88,7 @@ class Cockpit(CellWidget):
     @property
     def plan(self) -> WrapPlan:
         """The plan of the present choices; waits for it. Raises what keeps it from being made."""
+        self._budgets.wait_for_work()
         return self._planner.wait().plan
 
     @property
@@ -92,7 +103,7 @@ class Cockpit(CellWidget):
         """
         for name, value in values.items():
             self.form.choose(name, value)
-        if self.form.error:
+        if self.form.error and not self._budgets.busy:
             raise self.form.error
 
     def pin(self, pinned: bool = True) -> None:
@@ -120,6 +131,7 @@ class Cockpit(CellWidget):
     def close(self) -> None:
         """Remove it; runs go on."""
         self._planner.end_work()
+        self._budgets.end_work()
         self._starter.end_work()
         super().close()
 
@@ -139,16 +151,18 @@ class Cockpit(CellWidget):
         self._share = Share()
         self._drawers = w.VBox([self.form, self._share])
         self._figures, self._pictures, self._details = w.HTML(), w.HTML(), w.HTML()
+        self._stale = w.HTML()
+        self._stale.add_class("mm-stale-words")
         self._figures.add_class("mm-cockpit-figures")
         self._activations = w.Checkbox(False, description="activations", indent=False)
         self._activations.observe(lambda _: self._draw(), "value")
-        self._right = w.VBox([self._figures, self._activations, self._pictures, self._details])
+        self._right = w.VBox([self._stale, self._figures, self._activations, self._pictures, self._details])
         self._right.add_class("mm-cockpit-right")
         self._main = w.Box([self._choices, self._right])
         self._main.add_class("mm-cockpit-main")
         self._check = CheckButton(self.form)
-        no_run = w.HTML(note("No run yet: Launch starts the ranks, here on this machine."))
-        self._below = w.VBox([no_run, self._check])
+        self._no_run = w.HTML()
+        self._below = w.VBox([self._no_run, self._check])
         self._show_drawers()
 
     def _show_drawers(self) -> None:
@@ -170,12 +184,34 @@ class Cockpit(CellWidget):
             self._share.show(self.form.preset.value, self.params)
         if self.form.error is None:
             self._planner.request(self.params)
+        if self._wants_budget() or self.params.fsdp.frozen_policy is FrozenPolicy.AUTO:
+            self._budgets.request(self.params)
+            self._show_budgets()
+        else:
             self._draw()
-        self._show_mistake()
+
+    def _wants_budget(self) -> bool:
+        """Return True if AUTO was chosen, and no budget."""
+        error = self.form.error
+        is_missing = error is not None and error.field == self._choices.budget.name
+        return is_missing and self.params.fsdp.frozen_policy is not FrozenPolicy.AUTO
+
+    def _show_budgets(self) -> None:
+        """Show what a budget lies between; where AUTO has none yet, take the one in the middle."""
+        least_and_most = self._budgets.least_and_most
+        self._choices.budget.show_range(least_and_most, self.params)
+        if least_and_most and self._wants_budget():
+            self.form.choose(self._choices.budget.name, gib_for(sum(least_and_most) / 2))
+        self._draw()
 
     def _show_mistake(self) -> None:
         """Say beside the button what keeps a run from being launched, unless it is said below its input, too."""
-        error: Exception | None = self.form.error or self._planner.failure or self._starter.failure
+        error: Exception | None = self.form.error
+        if error and (isinstance(error, NotYet) or self._budgets.busy):
+            error = None  # no mistake: it is being worked on
+        elif self._wants_budget():
+            error = self._budgets.failure or error
+        error = error or self._planner.failure or self._starter.failure
         html = error_note(error) if error else ""
         if self._starter.words and not error:
             html = note(self._starter.words, role="status")
@@ -193,12 +229,14 @@ class Cockpit(CellWidget):
             self._show_mistake()
             self._buttons.update()
             planned = self._planner.planned
-            self._right.layout.visibility = "hidden" if self._planner.failure else None
+            reason = why_not_chosen(self.form, self._planner, self._budgets)
+            self._stale.value = note(reason, role="status") if reason else ""
+            (self._right.add_class if reason else self._right.remove_class)("mm-stale")
             if planned is None:
-                self._figures.value = note("planning…", role="status")
+                self._figures.value = ""
             else:
                 self._draw_plan(planned, self._pinned)
-            if planned is not None and planned.params == self.params and not (planned.counting or self._planner.busy):
+            if planned is not None and not (reason or planned.counting or self._planner.busy):
                 warm_up(self.params)  # while the person still chooses
 
     def _draw_plan(self, planned: PlannedRun, pinned: PlannedRun | None) -> None:
@@ -207,7 +245,9 @@ class Cockpit(CellWidget):
         self._figures.value = figures_html([_short(figure) for figure in figures])
         trainable, numel = sum(unit.trainable_numel for unit in plan.units), sum(unit.numel for unit in plan.units)
         words = f'{count(trainable)} of {count(numel)} <span class="mm-roomy">parameters </span>train'
-        self._summary.value = f'<span role="status">{self._status(planned) or words}</span>'
+        if planned.counting:
+            words = "counting activations…"
+        self._summary.value = f'<span role="status">{words}</span>'
         self._pictures.value = plan_pictures(
             plan,
             planned.timeline,
@@ -215,15 +255,22 @@ class Cockpit(CellWidget):
             activations=self._activations.value,
             width=PICTURE_WIDTH,
             missing=planned.missing,
+            scale_to=self._scale(planned, pinned),
         )
         self._details.value = _details(planned, pinned, self._choices.machine.value)
         self._choices.show_fit(planned)
 
-    def _status(self, planned: PlannedRun) -> str:
-        """Return what is being worked on."""
-        if planned.params != self.params:
-            return "planning…"
-        return "counting activations…" if planned.counting else ""
+    def _scale(self, planned: PlannedRun, pinned: PlannedRun | None) -> int:
+        """Return the bytes that have room in the picture of a step: as many as before, so that its scale stays.
+
+        It changes for what needs more, and, while nothing is pinned, for what would be drawn small.
+        """
+        if planned.timeline is None:
+            return 0
+        needed = most_drawn(planned.timeline, activations=self._activations.value)
+        if needed > self._top_bytes or (pinned is None and needed < MIN_SHARE_OF_SCALE * self._top_bytes):
+            self._top_bytes = needed
+        return self._top_bytes
 
     def _show_run(self) -> None:
         """Show the newest run, once it is started."""
@@ -236,6 +283,10 @@ class Cockpit(CellWidget):
             self._below.children = [panel, self._check]
             if older is not None:
                 older.close()
+        words = "No run yet: Launch starts the ranks, here on this machine."
+        if self._starter.is_under_way("find"):
+            words = f"looking for a run named {self.params.launch.name} with these choices…"
+        self._no_run.value = note(words, role="status")
         self._show_mistake()
         self._buttons.update()
 

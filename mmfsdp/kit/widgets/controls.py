@@ -11,6 +11,7 @@ import ipywidgets as w
 
 from ...params import RunParams
 from ...params.base import plain
+from ...params.numbers import size
 from .markup import note
 
 Choose = Callable[[str, Any], None]
@@ -23,6 +24,7 @@ class Control(w.VBox):
     def __init__(self, name: str, children: list[w.Widget], choose: Choose):
         self.name = name
         self._choose, self._filling = choose, False
+        self._idle = ""
         self._words = w.HTML()
         super().__init__([*children, self._words])
         self.add_class("mm-control")
@@ -32,15 +34,31 @@ class Control(w.VBox):
         self._filling = True
         self.fill(plain(attrgetter(self.name)(params)), params)
         self._filling = False
+        self._idle = self.why_idle(params)
+        for part in self.inputs:
+            part.disabled = bool(self._idle)
+        (self.add_class if self._idle else self.remove_class)("mm-idle")
         self.mark("")
+
+    def why_idle(self, params: RunParams) -> str:
+        """Return why no value has an effect beside these parameters; "" if one has."""
+        return params.why_idle(self.name)
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The widgets that a choice without effect disables."""
+        return []
 
     def fill(self, value: Any, params: RunParams) -> None:
         """Put a value into the input."""
         raise NotImplementedError
 
     def mark(self, error: str) -> None:
-        """Show a mistake below the input; without one, what the value means."""
-        self._words.value = note(error, "error", role="alert") if error else self.about()
+        """Show a mistake below the input; without one why it has no effect, or what the value means."""
+        if error:
+            self._words.value = note(error, "error", role="alert")
+        else:
+            self._words.value = note(self._idle) if self._idle else self.about()
         self._words.layout.display = None if self._words.value else "none"
 
     def about(self) -> str:
@@ -87,6 +105,11 @@ class Buttons(Control):
         word = self._unset if value is None else str(value)
         self._buttons.value = word if word in self._buttons.options else None
 
+    @property
+    def inputs(self) -> list[Any]:
+        """The buttons."""
+        return [self._buttons]
+
     def about(self) -> str:
         """Return the meaning of the pressed button."""
         words = self._meanings.get(str(self._buttons.value), "")
@@ -129,3 +152,66 @@ class Number(Control):
     def fill(self, value: Any, params: RunParams) -> None:
         """Write the number."""
         self._number.value = "" if value is None else str(value)
+
+
+class Budget(Control):
+    """A budget of memory: a slider between what SHARD and what REPLICATE need, with the number in GiB beside it."""
+
+    def __init__(self, name: str, label: str, choose: Choose):
+        self._range: tuple[int, int] | None = None
+        self._slider = w.IntSlider(
+            min=0, max=BUDGET_STEPS, description=label, readout=False, continuous_update=False, tooltip=name
+        )
+        self._number = w.Text(continuous_update=False, tooltip=f"{name}, in GiB")
+        row = w.HBox([self._slider, self._number])
+        row.add_class("mm-power")
+        super().__init__(name, [row], choose)
+        self._number.add_class("mm-short")
+        self._slider.observe(lambda change: self._moved(change.new), "value")
+        self._number.observe(lambda change: self.typed(change.new or None), "value")
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The slider and the number."""
+        return [self._slider, self._number]
+
+    def show_range(self, least_and_most: tuple[int, int] | None, params: RunParams) -> None:
+        """Put the slider between these bytes; None while they are not known."""
+        self._range = least_and_most
+        self.show(params)
+
+    def fill(self, value: Any, params: RunParams) -> None:
+        """Move the slider as near as it comes, and write the number."""
+        self._number.value = "" if value is None else str(value)
+        self._number.placeholder = "GiB"
+        if self._range and value is not None:
+            least, most = self._range
+            share = (value * 2**30 - least) / max(1, most - least)
+            self._slider.value = min(BUDGET_STEPS, max(0, round(BUDGET_STEPS * share)))
+
+    def about(self) -> str:
+        """Return the budget in bytes, and what it lies between."""
+        if not self._range:
+            return note(LOOKING_FOR_BUDGETS, role="status") if self._number.value else ""
+        least, most = self._range
+        words = f"SHARD needs {size(least)}, REPLICATE {size(most)}"
+        if self._number.value:
+            words = f"{size(float(self._number.value) * 2**30)} for each rank; {words}"
+        return note(words)
+
+    def _moved(self, place: int) -> None:
+        if self._range:
+            least, most = self._range
+            self.typed(gib_for(least + (most - least) * place / BUDGET_STEPS))
+
+
+LOOKING_FOR_BUDGETS = "looking for what SHARD and REPLICATE need…"
+BUDGET_STEPS = 20
+"""Places of a budget's slider between the least and the most."""
+
+
+def gib_for(nbytes: float) -> float:
+    """Return at least so many bytes in GiB, with four digits."""
+    gib = nbytes / 2**30
+    digit = 10.0 ** (math.floor(math.log10(gib)) - 3)
+    return float(f"{math.ceil(gib / digit) * digit:.4g}")

@@ -14,7 +14,7 @@ import ipywidgets as w
 from ...params import DataSource, ParamError, RunParams
 from .cell import import_lock
 from .controls import Control
-from .markup import error_note, note
+from .markup import note
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -28,17 +28,26 @@ MAX_TEXT = 60
 OWN_READER = "read by your own code: press Try beside data.reader in All choices"
 IMAGE_SIZE = 64
 """Pixels of generated pictures."""
+LOOKING = "looking at the data…"
+
+
+class NotYet(ParamError):
+    """The reason why a choice cannot be taken yet; not a mistake."""
 
 
 class DataLook(Worker, Control):
     """A path that is looked at, in a thread, when it is typed; without one, the demo's generated pictures."""
 
-    def __init__(self, *, take: Callable[[dict[str, Any]], None]):
-        """take: called with the parameters of the data that were found, by their dotted names."""
+    def __init__(self, *, take: Callable[[dict[str, Any]], None], refuse: Callable[[ParamError | None], None]):
+        """Begin with no path.
+
+        take: called with the parameters of the data that were found, by their dotted names. refuse: called with the
+        reason why what stands in the field is not what would be trained on, and with None once it is.
+        """
         self._path = w.Text(description="your data", placeholder="folder, file or org/name", continuous_update=False)
         self._path.tooltip = "data.path"
         self._look = self.error_line = w.HTML()
-        self._take = take
+        self._take, self._refuse = take, refuse
         self._shown: Any = None  # the data that are looked at
         super().__init__("data.path", [self._path, self._look], lambda name, value: self._typed(value))
         self._path.observe(lambda change: self.typed(change.new), "value")
@@ -54,20 +63,26 @@ class DataLook(Worker, Control):
         else:
             self._start("look", lambda: look_at(params), self._show_look)
 
+    def why_idle(self, params: RunParams) -> str:
+        """Return "": a path chooses the source that reads it."""
+        return ""
+
     def wait(self) -> str:
         """Wait until what was typed is looked at, and return the HTML that is shown."""
         self.wait_for_work()
-        return self._look.value
+        return self._words.value + self._look.value
 
     def _typed(self, path: str) -> None:
+        self._shown = None  # what is below the field is of this path now
         if path.strip():
+            self._refuse(NotYet(self.name, LOOKING))
             self._start("detect", lambda: detected(path.strip()), self._show_detected)
         else:
             generated = {"data.source": DataSource.SHAPES.value, "data.path": None, "data.pictures": None}
             self._start("detect", lambda: (generated, ""), self._show_detected)
 
     def _start(self, name: str, function: Callable[[], Any], show: Callable[[Any], None]) -> None:
-        self._look.value = note("looking at the data…", role="status")
+        self._look.value = note(LOOKING, role="status")
         self.work(name, function, show=show)
 
     def _show_look(self, look: str) -> None:
@@ -76,11 +91,22 @@ class DataLook(Worker, Control):
     def _show_detected(self, values_and_look: tuple[dict[str, Any], str]) -> None:
         """Take the data that were found at a path, and show them."""
         values, look = values_and_look
-        try:
-            self._take(values)
-        except ParamError as error:
-            look += error_note(error)
         self._look.value = look
+        self._refuse(None)
+        self._take(values)
+
+    def show_error(self, name: str, error: Exception) -> None:
+        """Refuse a path that cannot be trained on; of the data that are chosen already, say what is wrong."""
+        if name == "detect":
+            words = error.message if isinstance(error, ParamError) else str(error)
+            self._look.value = ""
+            self._refuse(ParamError(self.name, words))
+        else:
+            super().show_error(name, error)
+
+    def mark(self, error: str) -> None:
+        """Show a mistake below the input, but not while it is looked at."""
+        super().mark("" if error == LOOKING else error)
 
 
 def detected(path: str) -> tuple[dict[str, Any], str]:

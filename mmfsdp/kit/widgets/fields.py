@@ -37,6 +37,11 @@ def field_of(name: str) -> FieldInfo:
     return model.model_fields[last]
 
 
+def default_of(name: str) -> Any:
+    """Return the plain default of the field of a dotted name. Raises KeyError for an unknown one."""
+    return plain(field_of(name).get_default(call_default_factory=True))
+
+
 def whole_number(typed: str) -> int | str:
     """Return the integer that was typed, also as 1e9, 4_000 or 4,000; else the text, which the model refuses."""
     digits = typed.strip().replace(",", "").replace("_", "")
@@ -139,7 +144,7 @@ class FieldRow(w.HBox):
 
     def show(self, params: RunParams) -> None:
         """Show the field's value, and disable the field if it has no effect with these parameters."""
-        self._disabled_reason = params.why_unavailable(self.name)[0]
+        self._disabled_reason = params.why_idle(self.name)
         typed = self.as_typed(plain(attrgetter(self.name)(params)))
         self._not_now = ""  # choices that these parameters do not allow, with the reason
         for choice in getattr(self._input, "options", ()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import ipywidgets as w
 import traitlets
 
 from ...params import DataSource, ParamError, RunParams, load, preset_names
+from ...params.base import leaves
 from ...params.own import OwnCode, names_own_code, own_fields, path_of
 from ..run.trust import is_trusted
 from .cell import CellWidget, close_all
-from .fields import FieldRow, field_names, field_of
+from .fields import FieldRow, default_of, field_names, field_of
 from .markup import note
 from .own_row import OwnRow
 
@@ -66,6 +68,8 @@ class RunForm(CellWidget):
         params_file = Path(preset).expanduser() / "params.yaml"  # of a run's folder
         config = str(params_file) if params_file.is_file() else preset
         self._changes = changes
+        self._aside: dict[str, Any] = {}  # choices that have no effect now, by name
+        self._held: ParamError | None = None
         params = self._begin_with(config)
         self.rows: dict[str, FieldRow] = {}
         self._folded: list[list[str]] = []  # names of the fields of each pane
@@ -133,8 +137,16 @@ class RunForm(CellWidget):
         """Fill the form with these parameters."""
         for row in self.rows.values():
             row.show(params)
-        self.error, self.params = None, params
+        self.error, self.params = self._held, params
         self._note.value = ""
+
+    def hold(self, error: ParamError | None) -> None:
+        """Keep a mistake that no model of the parameters knows, such as a folder without data. None ends it."""
+        self._held = error
+        if error is None:
+            self._edited()
+        else:
+            self.error = error
 
     def flag(self, error: ParamError | None) -> None:
         """Show a mistake that only the plan of the present choices found, next to its field. None clears it."""
@@ -216,6 +228,7 @@ class RunForm(CellWidget):
     def _choose_preset(self, name: str) -> None:
         """Fill the form from a preset, or again from the file that it was made from."""
         try:
+            self._aside, self._held = {}, None
             self.show(self._begin_with(name))
         except (OSError, ValueError) as error:
             self._note.value = note(error, "error", role="alert")
@@ -224,12 +237,40 @@ class RunForm(CellWidget):
         """Take the rows as they stand: valid parameters, or the error next to its field."""
         try:
             values = {name: row.value for name, row in self.rows.items() if row.is_edited(self.params)}
-            params = self.params.change(**self._without_reader(self._with_warmup(values)))
+            params = self._changed(self._without_reader(self._with_warmup(values)))
             self._allow_new(self.params, params)
             self.show(params)
         except ParamError as error:
             self.error = error
             self._mark(error)
+
+    def _changed(self, values: dict[str, Any]) -> RunParams:
+        """Return the parameters with these values. Raises ParamError.
+
+        A choice of sharding that they refuse, and with which it would have no effect, is set aside until it has one
+        again: KEEP while the backend is DDP, a budget while AUTO is not chosen.
+        """
+        aside = {name: value for name, value in self._aside.items() if name not in values}
+        for names in ([*aside], *([name] for name in aside)):
+            with suppress(ParamError):
+                params = self.params.change(**{name: aside[name] for name in names}, **values)
+                self._aside = {name: value for name, value in aside.items() if name not in names}
+                return params
+        choices = leaves(self.params.to_dict())
+        while True:
+            try:
+                params = self.params.change(**values)
+            except ParamError as error:
+                name = error.field
+                if name in values or not name.startswith("fsdp.") or name not in choices:
+                    raise
+                refused = error
+                values, aside = values | {name: default_of(name)}, aside | {name: choices[name]}
+                continue
+            if any(name not in self._aside and not params.why_idle(name) for name in aside):
+                raise refused
+            self._aside = aside
+            return params
 
     def _begin_with(self, config: str) -> RunParams:
         """Return a preset or a file with the changes; the warm-up follows the steps unless it is among them."""

@@ -10,6 +10,9 @@ from ...core.plan import WrapPlan
 from ...params.numbers import size
 from ...predict import Estimate
 
+SAME_SHARE = 0.005
+"""A change of less than this part of a figure says nothing about a choice."""
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -25,7 +28,7 @@ class Figure:
         """The change since the pinned plan: +54 %, × 12 from ten times on, same; empty without one."""
         if self.pinned is None:
             return ""
-        if self.nbytes == self.pinned:
+        if self.kind == "same":
             return "same"
         if not self.pinned:
             return "from 0 B"
@@ -34,6 +37,15 @@ class Figure:
         share = 100 * (self.nbytes / self.pinned - 1)
         digits = 0 if abs(share) >= 0.95 else 1
         return f"{share:+.{digits}f} %".replace("-", "−")
+
+    @property
+    def kind(self) -> str:
+        """Return more, less or same, which is less than SAME_SHARE apart; empty without a pinned plan."""
+        if self.pinned is None:
+            return ""
+        if abs(self.nbytes - self.pinned) < SAME_SHARE * max(self.pinned, 1):
+            return "same"
+        return "more" if self.nbytes > self.pinned else "less"
 
 
 def plan_figures(
@@ -81,9 +93,6 @@ def figures_html(figures: Sequence[Figure]) -> str:
     for figure in figures:
         change = ""
         if figure.change:
-            kind = "same"
-            if figure.nbytes != figure.pinned:
-                kind = "more" if figure.nbytes > (figure.pinned or 0) else "less"
-            change = f' <span class="mm-{kind}">{escape(figure.change)}</span>'
+            change = f' <span class="mm-{figure.kind}">{escape(figure.change)}</span>'
         cells += f"<div><b>{escape(size(figure.nbytes))}{change}</b>{escape(figure.label)}</div>"
     return f'<div class="mm-figures mm-plan-figures">{cells}</div>'

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ...params import ParamError, RunParams
+from ...params import FrozenPolicy, ParamError, RunParams
 from .cell import import_lock
+from .controls import LOOKING_FOR_BUDGETS
+from .data_look import NotYet
 from .form import RunForm
 from .planned_run import PlannedRun
 from .worker import Worker
+
+WITHOUT_POLICY = {"fsdp.frozen_policy": FrozenPolicy.SHARD, "fsdp.memory_budget_gib": None}
 
 
 class Planner(Worker):
@@ -76,3 +80,62 @@ class Planner(Worker):
             self._has_flagged = False
         self.planned = planned
         self._show()
+
+
+class BudgetRange(Worker):
+    """Finds between which budgets AUTO has something to choose, for the newest choices of a form.
+
+    `failure` is what kept it from being found.
+    """
+
+    def __init__(self, form: RunForm, *, show: Callable[[], None]):
+        """show: called in the thread whenever `least_and_most`, `failure` or `busy` changed."""
+        super().__init__()
+        self.least_and_most: tuple[int, int] | None = None
+        """Bytes that a rank needs with all frozen units sharded, and replicated; None while they are not known."""
+        self._form, self._show = form, show
+        self._asked: RunParams | None = None
+
+    def request(self, params: RunParams) -> None:
+        """Find it for these choices, whatever their policy is, unless it is known."""
+        params = params.change(**WITHOUT_POLICY)
+        if params != self._asked:
+            self._asked, self.least_and_most, self.failure = params, None, None
+            self.work("range", lambda: self._find(params), show=self._take)
+
+    def show_error(self, name: str, error: Exception) -> None:
+        """Let `busy_changed` show the failure."""
+
+    def busy_changed(self) -> None:
+        """Show the range, or why there is none."""
+        if not self.busy:
+            self._show()
+
+    def _find(self, params: RunParams) -> tuple[int, int]:
+        self._form.check_allowed(params)
+        with import_lock:
+            from ..train.prepare import budget_range
+
+            return budget_range(params)
+
+    def _take(self, least_and_most: tuple[int, int]) -> None:
+        self.least_and_most = least_and_most
+
+
+def why_not_chosen(form: RunForm, planner: Planner, budgets: BudgetRange) -> str:
+    """Return why the plan that is drawn is not the one that is chosen, in words for a person; "" if it is.
+
+    Nobody else compares the two.
+    """
+    error = form.error
+    if error is not None and budgets.busy:
+        return LOOKING_FOR_BUDGETS
+    if isinstance(error, NotYet):
+        return error.message
+    if error is not None:
+        return f"This is the choice before: {error.field} has a mistake"
+    if planner.failure:
+        return "This is the choice before: the new one cannot be planned"
+    if planner.planned is None or planner.planned.params != form.params:
+        return "planning…"
+    return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...params import RunParams
+from ...params.own import own_fields
 from ..run.adopt import find_same
 from ..run.handle import Run
 from ..run.interrupt import interruptible
@@ -44,6 +45,24 @@ class Starter(Worker):
         self.launched, self.failure, self.words = self._form.params, None, ""
         self._form.allow(params)
         self.work("launch", lambda: self._launch(params, adopt))
+
+    def find(self, params: RunParams) -> None:
+        """Look for a run of this name with the same parameters, and return immediately.
+
+        Own code is not imported for it: only a person lets that run.
+        """
+        if not own_fields(params):
+            self.work("find", lambda: find_same(params).run, show=lambda run: self._take(run, params))
+
+    def _take(self, run: Run | None, params: RunParams) -> None:
+        """Show a run that was found, unless another one has been started."""
+        if run is not None and self.run is None:
+            self.run, self.launched = run, params
+
+    def forget(self) -> None:
+        """Forget what was said of a launch: the choices are others now."""
+        if not self.busy:
+            self.failure, self.words = None, ""
 
     def wait(self) -> Run:
         """Wait until the run is started. Raises the error that kept it from starting.

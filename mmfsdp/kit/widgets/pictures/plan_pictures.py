@@ -37,11 +37,12 @@ def plan_pictures(
     activations: bool = False,
     width: int = WIDTH,
     missing: str = NO_EXAMPLE,
+    scale_to: int = 0,
 ) -> str:
     """Return what each rank holds between steps, and one step on a rank, as HTML.
 
     timeline: of the plan, if it has an example. pinned: another plan's, drawn as a dashed line. activations: draw them,
-    too. missing: why there is no timeline, in words.
+    too. missing: why there is no timeline, in words. scale_to: see `step_picture`.
     """
     lanes = Lanes(plan, width)
     boxes = lanes.boxes
@@ -56,7 +57,8 @@ def plan_pictures(
     if timeline is None:
         return _linked(html + note(missing), boxes)
     html += _title("One step on a rank", _calls(timeline))
-    html += _scrolling(step_picture(plan, timeline, pinned=pinned, activations=activations, width=width))
+    picture = step_picture(plan, timeline, pinned=pinned, activations=activations, width=width, scale_to=scale_to)
+    html += _scrolling(picture)
     return _linked(html, boxes)
 
 

@@ -43,22 +43,21 @@ def step_picture(
     pinned: Timeline | None = None,
     activations: bool = False,
     width: int = WIDTH,
+    scale_to: int = 0,
 ) -> str:
     """Return a step as SVG. Both timelines are drawn on one scale; the pinned one is a dashed line.
 
-    activations: draw them, too, over all else. The place of a unit has the class of its box, mm-b0, mm-b1, ..., as in
+    activations: draw them, too, over all else. scale_to: bytes that have room below the top, so that pictures drawn one
+    after the other have one scale. The place of a unit has the class of its box, mm-b0, mm-b1, ..., as in
     `rank_picture`.
     """
-    areas = (*AREAS, "activations") if activations else AREAS
+    areas = _areas(activations)
     columns = _columns(timeline, width)
     pinned_columns = _largest_of_events(pinned, width) if pinned else []
-    most = 0
-    for held, its_columns in ((timeline, columns), (pinned, pinned_columns)):
-        for _, _, moment in its_columns:
-            assert held is not None
-            most = max(most, sum(_stack(held, moment, areas)))
+    top = most_drawn(timeline, activations=activations)
+    most = max(top, scale_to, most_drawn(pinned, activations=activations) if pinned else 0)
     scale = HEIGHT / (1.06 * most or 1)
-    parts = _axis(most, scale, width) + _layers(timeline, columns, areas, scale)
+    parts = _axis(most, top, scale, width) + _layers(timeline, columns, areas, scale)
     if pinned:
         parts += _pinned_line(pinned, pinned_columns, areas, scale)
     parts += _phases(columns)
@@ -69,6 +68,16 @@ def step_picture(
     bottom = TOP + HEIGHT + SENT_HEIGHT + 8
     legend, rows = _legend(timeline, areas, bottom, width)
     return svg(width, bottom + LEGEND_ROW * rows, _description(timeline), *parts, *legend)
+
+
+def most_drawn(timeline: Timeline, *, activations: bool) -> int:
+    """Return the most bytes that are drawn at a moment of a step."""
+    areas = _areas(activations)
+    return max(sum(_stack(timeline, moment, areas)) for moment in timeline.moments)
+
+
+def _areas(activations: bool) -> tuple[str, ...]:
+    return (*AREAS, "activations") if activations else AREAS
 
 
 def _columns(timeline: Timeline, width: int) -> list[Column]:
@@ -159,14 +168,20 @@ def _pinned_line(timeline: Timeline, columns: Sequence[Column], areas: Sequence[
     return [halo + line, text(columns[-1][0], TOP - 7, words, size=FONT, anchor="end")]
 
 
-def _axis(most: int, scale: float, width: int) -> list[str]:
-    """Return round numbers of bytes with their lines."""
+def _axis(most: int, top: int, scale: float, width: int) -> list[str]:
+    """Return round numbers of bytes with their lines, and that of the top of the step, as the figures have it."""
+    top_y = TOP + HEIGHT - top * scale
     factor, unit = next((factor, unit) for factor, unit in UNITS if most >= 2 * factor or factor == 1)
     parts = [text(LEFT - 8, TOP - 7, unit, size=FONT, anchor="end")]
     for value in ticks(0, 1.04 * most / factor, 4):
         y = TOP + HEIGHT - value * factor * scale
+        if abs(y - top_y) < FONT:
+            continue
         line = f'<path d="M{LEFT} {y:.1f}H{width}" stroke="currentColor" stroke-opacity=".2"/>'
         parts.append(line + text(LEFT - 8, y + 4, f"{value:g}", size=FONT, anchor="end"))
+    dashes = 'stroke="currentColor" stroke-dasharray="1 3"'
+    line = f'<path d="M{LEFT - 5} {top_y:.1f}H{width}" {dashes}/>'
+    parts.append(f'<g class="mm-top">{line}{text(LEFT - 7, top_y + 4, size(top), size=FONT, anchor="end")}</g>')
     return parts
 
 
