@@ -17,11 +17,6 @@ from mmfsdp.params import TrainParams
 from mmfsdp.predict import estimate
 
 
-def plain_name(name: str) -> str:
-    """Return a parameter's name as it was before the model was wrapped."""
-    return name.replace("_fsdp_wrapped_module.", "").removeprefix("module.")
-
-
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return what this rank holds of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -8,7 +8,6 @@ memory. An operator with tensors on both devices is refused, as on a GPU.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import traceback
 from collections import Counter
@@ -22,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
+from mmfsdp.core.fake_tensors import copy_with
 from mmfsdp.params.own_modules import is_installed, is_of_package
 from mmfsdp.quantized.nf4 import FORMAT as NF4
 
@@ -196,12 +196,13 @@ def values_of(arguments: Any) -> Any:
 
 def pretend(model: nn.Module) -> nn.Module:
     """Return a copy of a model on the pretended GPU."""
-    memo: dict[int, Any] = {}  # deepcopy puts these in the place of the originals
-    for p in model.parameters():
-        memo[id(p)] = nn.Parameter(PretendCuda(p.detach().clone()), requires_grad=p.requires_grad)
-    for buffer in model.buffers():
-        memo[id(buffer)] = PretendCuda(buffer.clone())
-    return copy.deepcopy(model, memo)
+
+    def pretended(_: str, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(PretendCuda(tensor.detach().clone()), requires_grad=tensor.requires_grad)
+        return PretendCuda(tensor.clone())
+
+    return copy_with(model, pretended)
 
 
 class Event:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..core.collectives import Progress, is_distributed, rank, world_size
 from ..core.step import local_part
+from ..core.weights import tensor_checksum
 from ..params import ParamError, StateDictType
 from .gather import gather_json
 from .settings import check_schedule, parameter_names, restore_schedule, restore_settings
@@ -277,8 +277,7 @@ def frozen_checksums(model: nn.Module, progress: Progress = str) -> dict[str, in
     for name, p in model.named_parameters():
         if not p.requires_grad and not p.is_meta:
             progress(name)
-            raw = local_part(p.detach()).contiguous().view(-1).view(torch.uint8)
-            checksums[name] = zlib.crc32(raw.cpu().numpy().data)
+            checksums[name] = tensor_checksum(local_part(p.detach()))
     return checksums
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..params import Backend, OptimizerKind, ParamError, TrainParams
+from ..params import OptimizerKind, ParamError, TrainParams
 from ..params.own import OwnCode, OwnCodeError, call_own, load_own, own_errors, path_of
 from .plan import Param, WrapPlan
 
@@ -117,8 +117,8 @@ def check_shards(choice: OptimizerKind | OwnCode, plan: WrapPlan) -> None:
         return
     name = str(choice) if isinstance(choice, OptimizerKind) else path_of(choice)
     words = f"{name} changes an element by its whole matrix, and a rank holds a shard of {sharded[0].name}; "
-    if plan.backend is Backend.FSDP1:
-        raise ParamError(FIELD, f"{words}FSDP1's shards are flat: set fsdp.backend to FSDP2 or DDP")
+    if plan.rules.flat:
+        raise ParamError(FIELD, f"{words}{plan.backend}'s shards are flat: set fsdp.backend to FSDP2 or DDP")
     optimizer = optimizer_of(choice, [group_of(nn.Parameter(torch.ones(SIDE, SIDE)))], lr=1e-3)
     limits = [getattr(each, "gathers_up_to", 0) for each in getattr(optimizer, "optimizers", [optimizer])]
     limit = max(limits)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.overrides import handle_torch_function, has_torch_function
 
-from ..params import Backend, FSDPParams, ParamError
+from ..params import FSDPParams, ParamError
 from .collectives import Progress, group_device
 from .fake_tensors import copy_with
 from .names import tied_names
@@ -241,7 +241,7 @@ def without_weight(_: str, tensor: Tensor) -> Tensor:
 
 def check_versions(fsdp: FSDPParams) -> None:
     """Raise ParamError if this torch cannot shard integers."""
-    if fsdp.effective_backend is Backend.FSDP2 and torch.__version__ < "2.12":  # compares as versions do
+    if fsdp.effective_backend.rules.by_parameter and torch.__version__ < "2.12":  # compares as versions do
         raise ParamError(
             "frozen_dtype",
             f"{fsdp.frozen_dtype} needs torch 2.12 or newer with FSDP2, which shards no integers in torch "

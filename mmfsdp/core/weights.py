@@ -124,6 +124,12 @@ def broadcast_from_rank0(weight: torch.Tensor | None, *, like: torch.Tensor, dev
     return received
 
 
+def tensor_checksum(tensor: torch.Tensor) -> int:
+    """Return the CRC-32 of the bytes of a tensor, wherever it lies."""
+    # numpy has no bfloat16: as bytes, every dtype has a buffer.
+    return zlib.crc32(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
 def set_tensor(model: nn.Module, names: list[str], value: torch.Tensor, *, like: torch.Tensor) -> None:
     """Put a tensor in the place of another, under all its names."""
     if isinstance(like, nn.Parameter):
@@ -171,5 +177,5 @@ class QuantizedWeights:
             codes, scales = quantize(weight, self.form)
             self.made |= {matrix + CODES: codes, matrix + SCALES: scales}
         tensor = self.made.pop(name)
-        self.checksums[name] = zlib.crc32(tensor.cpu().view(-1).view(torch.uint8).numpy().data)
+        self.checksums[name] = tensor_checksum(tensor)
         return tensor

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from mmfsdp import describe
+from mmfsdp.core.names import plain_name
 from mmfsdp.kit.train.cpu_memory import silent
 from mmfsdp.kit.train.meters import Collectives
 from mmfsdp.kit.train.profile import summary, work_events
@@ -182,8 +183,7 @@ def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     with FullyShardedDataParallel.summon_full_params(model) if sharded else nullcontext():
         for name, p in model.named_parameters(remove_duplicate=False):
             value = p.full_tensor() if isinstance(p, DTensor) else p
-            plain = name.replace("_fsdp_wrapped_module.", "").removeprefix("module.")
-            weights[plain] = value.detach().clone()
+            weights[plain_name(name, model)] = value.detach().clone()
     return weights
 
 

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from mmfsdp.core.inference import keep_gathered
+from mmfsdp.core.names import plain_name
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.step import check_step, train_step
 from mmfsdp.core.weights import take_weights
@@ -27,7 +28,7 @@ from mmfsdp.kit.train.optimizer import build_optimizer, build_scaler
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate
-from tests.parity import local, plain_name, wire
+from tests.parity import local, wire
 from tests.ranks import fake_group
 
 KEPT = {"frozen_policy": "KEEP", "sharding_strategy": "SHARD_GRAD_OP"}
@@ -342,7 +343,7 @@ def test_a_model_on_the_meta_device_takes_each_weight_once(backend):
         plan = make_plan(model, FSDPParams(backend=backend), world_size=4, example=EXAMPLE)
         model = apply_plan(model, plan, weights=weights)
         assert not weights
-        held = {plain_name(name): local(p) for name, p in model.named_parameters()}
+        held = {plain_name(name, model): local(p) for name, p in model.named_parameters()}
     assert held.keys() == wanted.keys()
     for name, weight in wanted.items():
         if backend != "FSDP1":  # of one flat parameter rank 0 may have all of a weight, a part, or nothing

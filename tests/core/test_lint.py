@@ -17,6 +17,7 @@ from torch.optim import SGD
 
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.micro_batch import check_loss
+from mmfsdp.core.names import plain_name
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.kit import cli
@@ -24,7 +25,7 @@ from mmfsdp.kit.train.optimizer import build_optimizer
 from mmfsdp.lint.plan import lint
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.planning import make_plan, wrap_fsdp
-from tests.parity import local, plain_name
+from tests.parity import local
 from tests.ranks import fake_group
 
 
@@ -289,7 +290,7 @@ def test_parameters_of_any_strides_are_sharded(fake_ranks, backend, share):
     for full_name, p in wrapped.named_parameters():
         # The first rank has the first rows of each parameter; in FSDP1 the first half of a unit's parameters, in a row.
         shard = local(p).detach().flatten()
-        assert torch.equal(shard, whole[plain_name(full_name)][: len(shard)]), full_name
+        assert torch.equal(shard, whole[plain_name(full_name, wrapped)][: len(shard)]), full_name
         numel += len(shard)
     assert numel == sum(map(len, whole.values())) // share
 

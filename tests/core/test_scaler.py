@@ -10,11 +10,12 @@ from ranks import on_ranks
 from tiny import tiny_batch, tiny_flamingo
 from torch import nn
 
+from mmfsdp.core.names import plain_name
 from mmfsdp.core.step import train_step
 from mmfsdp.kit.train.optimizer import Scaler, build_optimizer, build_scaler
 from mmfsdp.params import FSDPParams, TrainParams
 from mmfsdp.planning import wrap_fsdp
-from tests.parity import local, plain_name
+from tests.parity import local
 
 CASES = {
     "DDP": {"backend": "DDP"},
@@ -37,7 +38,7 @@ def overflow_once(model: nn.Module) -> None:
         handle.remove()
         out.register_hook(spoil)
 
-    perceiver = next(m for n, m in model.named_modules() if plain_name(f"{n}.").endswith("perceiver."))
+    perceiver = next(m for n, m in model.named_modules() if plain_name(n, model).endswith("perceiver"))
     handle = perceiver.register_forward_hook(hook)
 
 

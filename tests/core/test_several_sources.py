@@ -8,12 +8,13 @@ import torch
 from torch.optim import SGD
 
 from mmfsdp.checkpoint.tensors import model_tensors
+from mmfsdp.core.names import plain_name
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.kit.train.optimizer import build_optimizer
 from mmfsdp.params import FSDPParams, TrainParams
 from mmfsdp.planning import make_plan
-from tests.parity import plain_name, whole
+from tests.parity import whole
 from tests.ranks import on_ranks
 from tests.tiny import tiny_batch, tiny_flamingo
 
@@ -50,7 +51,7 @@ def decays(model) -> dict[str, list[float]]:
     """The weight decay and the learning rate of each parameter."""
     rates = {"perceiver.*": 1e-3, "*.latents": 2e-3}
     optimizer, _ = build_optimizer(model, TrainParams(weight_decay=0.1, warmup_steps=0, lr_for=rates))
-    names = {p: plain_name(name) for name, p in model.named_parameters()}
+    names = {p: plain_name(name, model) for name, p in model.named_parameters()}
     found = {}
     for group in optimizer.param_groups:
         found |= {names[p]: [group["weight_decay"], group["lr"]] for p in group["params"]}

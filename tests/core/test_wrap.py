@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.model_record import plan_of
+from mmfsdp.core.names import plain_name
 from mmfsdp.core.quantize import quantize_model
 from mmfsdp.core.step import train_step
 from mmfsdp.core.weights import take_weights
@@ -24,7 +25,7 @@ from mmfsdp.planning import make_plan, wrap_fsdp
 from mmfsdp.predict import estimate
 from tests.core.test_several_sources import trained
 from tests.cover import kept, selected
-from tests.parity import bytes_held, local, plain_name, whole, wire
+from tests.parity import bytes_held, local, whole, wire
 
 pytestmark = pytest.mark.real
 
@@ -83,7 +84,7 @@ def wrapped(case: str, fields: dict) -> dict:
         rows = counted.rows()
     cost = estimate(plan, TrainParams(accumulation=count))
     changed = changed_parameters(model, before)
-    trains = {plain_name(n): p.requires_grad for n, p in model.named_parameters() if "_flat_param" not in n}
+    trains = {plain_name(n, model): p.requires_grad for n, p in model.named_parameters() if "_flat_param" not in n}
     return {
         "seen": seen,
         "weights": None if case in ROUNDED else trained(model).tolist(),
@@ -102,9 +103,9 @@ def wrapped(case: str, fields: dict) -> dict:
 def changed_parameters(model: nn.Module, before: dict) -> list[str]:
     if isinstance(model, FullyShardedDataParallel):
         with FullyShardedDataParallel.summon_full_params(model):
-            now = {plain_name(n): p.detach().clone() for n, p in model.named_parameters()}
+            now = {plain_name(n, model): p.detach().clone() for n, p in model.named_parameters()}
     else:
-        now = {plain_name(n): p.detach() for n, p in model.named_parameters()}
+        now = {plain_name(n, model): p.detach() for n, p in model.named_parameters()}
     return [n for n, p in now.items() if not torch.equal(whole(p), before[n].to(p.dtype))]
 
 

@@ -3,7 +3,6 @@
 import gc
 import json
 import shutil
-import zlib
 from pathlib import Path
 
 import open_clip
@@ -16,7 +15,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
 from mmfsdp.checkpoint import frozen_checksums
 from mmfsdp.core.freeze import freeze
+from mmfsdp.core.names import plain_name
 from mmfsdp.core.quantize import quantize_model
+from mmfsdp.core.weights import tensor_checksum
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.kit.models import build_language
 from mmfsdp.kit.models.build import build_model, open_model
@@ -24,7 +25,7 @@ from mmfsdp.kit.train.cpu_memory import cpu_memory
 from mmfsdp.kit.train.job import build
 from mmfsdp.params import BackboneParams, FSDPParams, ParamError, RunParams
 from mmfsdp.planning import make_plan
-from tests.parity import bytes_held, plain_name, whole
+from tests.parity import bytes_held, whole
 
 VISION = {
     "embed_dim": 16,
@@ -78,21 +79,17 @@ def load_each_way(values: dict) -> dict:
             announced: list[str] = []
             model = apply_plan(model, plan, weights=weights, progress=announced.append)
         with FSDP.summon_full_params(model) if isinstance(model, FSDP) else torch.no_grad():
-            sums = {plain_name(n): checksum(whole(p)) for n, p in model.named_parameters()}
+            sums = {plain_name(n, model): tensor_checksum(whole(p.detach())) for n, p in model.named_parameters()}
         found[case] = {
             "sums": sums,
             "announced": sorted(announced),
-            "buffers": {plain_name(n): checksum(b) for n, b in model.named_buffers()},
+            "buffers": {plain_name(n, model): tensor_checksum(b) for n, b in model.named_buffers()},
             "peak": memory.peak - memory.at_mark,
             "shard": bytes_held(model),
             "largest": max(u.numel * 4 for u in plan.units),
             "whole": sum(p.numel for p in plan.params) * 4,
         }
     return found
-
-
-def checksum(tensor: torch.Tensor) -> int:
-    return zlib.crc32(tensor.detach().clone().view(-1).view(torch.uint8).numpy().data)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +120,7 @@ def test_every_rank_gets_the_files_weights_and_the_same_new_ones(params, found, 
         assert rank[case]["sums"].items() >= frozen.items()
         # A large model takes minutes, in which each tensor says that the rank is alive.
         assert set(rank[case]["announced"]) >= set(names)
-        assert rank[case]["buffers"] == {n: checksum(b) for n, b in model.named_buffers()}
+        assert rank[case]["buffers"] == {n: tensor_checksum(b) for n, b in model.named_buffers()}
 
 
 def test_weights_that_are_damaged_missing_or_misshaped_are_named(params, tmp_path):

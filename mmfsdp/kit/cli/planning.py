@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.plan import WrapPlan
-from ...params import Backend, LaunchParams, RunParams
+from ...params import LaunchParams, RunParams
 from ...params.findings import Finding
 from ...params.flags import params_of
 from ...params.numbers import WIDTH
@@ -82,7 +82,7 @@ def on_machine(name: str | None, planned: WrapPlan, params: RunParams) -> tuple[
 
     machine, work = machine_of_run(name, params), workload(planned, params)
     times = step_time(planned, machine=machine, **work)
-    if planned.backend is Backend.DDP or planned.world_size == 1:
+    if not planned.rules.shards or planned.world_size == 1:
         return times, []
     return times, meshes(planned, machine=machine, **work)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...core.plan import Unit, WrapPlan
-from ...params import Backend, TrainParams
+from ...params import TrainParams
 from ...predict.memory import StepWalk, step_walk
 from .entered import Entry
 
@@ -127,7 +127,7 @@ class _Recorder:
 
     def note_collective(self, walk: StepWalk, kind: str, unit: Unit) -> None:
         """Note a collective that begins now, and the all-reduce over the replicas that follows a reduce-scatter."""
-        if kind == "all-reduce" and self.plan.backend is Backend.DDP:
+        if kind == "all-reduce" and not self.plan.rules.shards:
             return  # DDP sums gradients in buckets of its own
         nbytes = unit.unsharded_bytes if kind == "all-gather" else unit.reduced_bytes
         if kind == "all-reduce" or self.plan.shard > 1:

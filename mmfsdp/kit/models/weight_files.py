@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
+from ...core.weights import tensor_checksum
 from ...params import ParamError
 from ..data.sources.first_bytes import what_is_file
 from .tokens import ExtendedEmbedding, initial_rows
@@ -74,7 +75,7 @@ class Weights:
     def pop(self, name: str, /) -> Tensor:
         """Return a tensor, on the CPU, for the last time, and note its checksum."""
         tensor = self.read(name).contiguous()
-        self.checksums[name] = zlib.crc32(tensor.view(-1).view(torch.uint8).numpy().data)
+        self.checksums[name] = tensor_checksum(tensor)
         return tensor
 
     def _initialized(self, name: str) -> Tensor:

@@ -17,7 +17,7 @@ from torch import nn
 from ...checkpoint.gather import gather_json
 from ...core.freeze import train_mode
 from ...core.inference import keep_gathered
-from ...params import Backend, ParamError, RunParams
+from ...params import ParamError, RunParams
 from ...params.own import OwnCode, OwnCodeError, call_own, path_of
 from ..data.open_sources import Splits
 from ..data.own_processor import FIELD as BUILD
@@ -87,7 +87,7 @@ class Scores(Callback):
         """Return what the model says to this rank's samples."""
         params, model = self.training.setup.params, self.training.setup.model
         size, texts = params.train.batch_size, []
-        sharded = params.fsdp.effective_backend is not Backend.DDP and dist.get_world_size() > 1
+        sharded = params.fsdp.effective_backend.rules.shards and dist.get_world_size() > 1
         # A rank whose texts have ended goes on with the others: each of their tokens is a forward of all ranks.
         options = {"synced_gpus": True} if sharded else {}
         with torch.no_grad(), keep_gathered(model), own_random(params.train.seed):
@@ -209,7 +209,7 @@ def check_generates(params: RunParams, model: nn.Module, processor: SampleProces
     if reason:
         raise ParamError(METRICS, f"{reason.replace('captions need', 'they need')}; unset it")
     generates: Any = model.generate
-    sharded = params.fsdp.effective_backend is not Backend.DDP and params.launch.world_size > 1
+    sharded = params.fsdp.effective_backend.rules.shards and params.launch.world_size > 1
     if sharded and not accepted(generates, synced_gpus=True):
         words = (
             f"with {params.fsdp.effective_backend} every rank must generate as many tokens as the others, and the "

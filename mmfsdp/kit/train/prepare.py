@@ -18,7 +18,7 @@ from torch import nn
 from ...core.optimizer_states import check_shards
 from ...core.plan import WrapPlan
 from ...core.quantize import quantized_copy
-from ...params import Backend, Device, FrozenPolicy, ModelParams, ParamError, RunParams
+from ...params import Device, FrozenPolicy, ModelParams, ParamError, RunParams
 from ...params.findings import Finding
 from ...params.own import load_own, module_of
 from ...params.own_modules import OwnSources, own_sources
@@ -134,7 +134,7 @@ def previews(
         plan = with_recording(plan, recordings.record(model, plan, example))
         yield plan, cost_of(plan, params)
     yield plan, with_data_peak(plan, cost_of(plan, params), params, sources)
-    if for_auto and plan.backend is not Backend.DDP:
+    if for_auto and plan.rules.shards:
         with suppress(ValueError):  # AUTO itself says what is wrong, when it is chosen
             recordings.group(quantized_copy(model, params.fsdp), params.fsdp, example)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
@@ -13,6 +11,7 @@ from torch.optim import Optimizer
 from ...core.guards import list_all
 from ...core.names import plain_name
 from ...core.step import local_part
+from ...core.weights import tensor_checksum
 from ..models.own_kind import tensors_in
 
 TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
@@ -26,8 +25,7 @@ SMALL = 1e-4
 
 def digest(tensor: Tensor) -> int:
     """Return the CRC-32 of this rank's part of a tensor."""
-    local = local_part(tensor.detach()).cpu().contiguous()
-    return zlib.crc32(local.view(-1).view(torch.uint8).numpy().tobytes()) if local.numel() else 0
+    return tensor_checksum(local_part(tensor.detach()))
 
 
 def frozen_digests(params: Mapping[str, nn.Parameter]) -> dict[str, int]:

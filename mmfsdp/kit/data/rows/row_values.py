@@ -153,7 +153,7 @@ def picture_from(value: Any, key: str) -> Picture:
     if not isinstance(value, str):
         kind = type(value).__name__
         raise Unreadable(f"has a wrong {key}: a picture is a file's name, bytes or a picture of PIL, and not a {kind}")
-    name = plain_name(value)
+    name = path_named(value)
     if not name:
         raise Unreadable(f"has a wrong {key}: a picture without a name")
     if CONTENT_KEY.search(key):
@@ -163,7 +163,7 @@ def picture_from(value: Any, key: str) -> Picture:
     return name
 
 
-def plain_name(name: str) -> str:
+def path_named(name: str) -> str:
     """Return the path of a file that is named by it or by a file:// address."""
     name = name.strip()
     return unquote(urlsplit(name).path) if name.startswith("file://") else name
@@ -202,7 +202,7 @@ def file_name_of(value: Any) -> str:
         value = None if value.get("bytes") else value.get("path") or value.get("url")
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
-    return plain_name(value) if isinstance(value, str) else ""
+    return path_named(value) if isinstance(value, str) else ""
 
 
 def place_pictures(
