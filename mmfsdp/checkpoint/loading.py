@@ -277,7 +277,7 @@ def frozen_checksums(model: nn.Module, progress: Progress = str) -> dict[str, in
     for name, p in model.named_parameters():
         if not p.requires_grad and not p.is_meta:
             progress(name)
-            checksums[name] = tensor_checksum(local_part(p.detach()))
+            checksums[name] = tensor_checksum(local_part(p))
     return checksums
 
 

@@ -127,7 +127,7 @@ def broadcast_from_rank0(weight: torch.Tensor | None, *, like: torch.Tensor, dev
 def tensor_checksum(tensor: torch.Tensor) -> int:
     """Return the CRC-32 of the bytes of a tensor, wherever it lies."""
     # numpy has no bfloat16: as bytes, every dtype has a buffer.
-    return zlib.crc32(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 def set_tensor(model: nn.Module, names: list[str], value: torch.Tensor, *, like: torch.Tensor) -> None:
