@@ -38,7 +38,7 @@ _HOME = {name: "params" for name in _PARAMS} | {
     "verify": "kit.verify.own_loop",
     "check": "kit.check.check",
     "Sweep": "kit.run.sweep",
-    "name_hang": "kit.hangs.name_own",
+    "name_hang": "kit.hangs.own_loop",
 }
 
 __all__ = [*_HOME, "__version__"]

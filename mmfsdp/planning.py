@@ -23,7 +23,7 @@ from .lint.plan import lint
 from .params import Device, FrozenPolicy, FSDPParams, ParamError, TrainParams
 from .predict.auto import choose_policies
 from .predict.memory_events import with_recording
-from .predict.recordings import Recordings
+from .predict.plan_cache import PlanCache
 
 
 def make_plan(
@@ -33,7 +33,7 @@ def make_plan(
     world_size: int,
     example: dict[str, Any] | None = None,
     train: TrainParams | None = None,
-    recordings: Recordings | None = None,
+    cache: PlanCache | None = None,
 ) -> WrapPlan:
     """Plan how a model will be wrapped. Needs no process group and no weights.
 
@@ -50,7 +50,7 @@ def make_plan(
             without a loss, backward begins at the sum of all outputs, and the plan says so (`without_loss`).
         train: The step that AUTO predicts, the optimizer, and the device that the lint considers. Default:
             `TrainParams()`.
-        recordings: A `Recordings` of predict/recordings.py. Give the same one to each call with a model that does not
+        cache: A `PlanCache` of predict/plan_cache.py. Give the same one to each call with a model that does not
             change, and another policy or number of ranks is planned without running it again.
 
     Returns:
@@ -60,16 +60,16 @@ def make_plan(
         ParamError: If this model or number of ranks does not allow one of `params`.
         ValueError: If the model does not take the example.
     """
-    params, train, recordings = params or FSDPParams(), train or TrainParams(), recordings or Recordings()
+    params, train, cache = params or FSDPParams(), train or TrainParams(), cache or PlanCache()
     # These raise before the model is traced, which takes longest.
     mesh_shape(params, world_size)
     if params.frozen_policy is FrozenPolicy.AUTO and example is None:
         raise ParamError("frozen_policy", "AUTO needs an example to count activations; pass example= to make_plan")
     model = quantized_copy(model, params)
     # Groups depend on what is frozen and on the order of modules, not on the policy or the dtypes.
-    grouped = recordings.group(model, params, example)
+    grouped = cache.group(model, params, example)
     if params.frozen_policy is FrozenPolicy.AUTO and example is not None:
-        plan = choose_policies(model, params, grouped, world_size, example, train, recordings)
+        plan = choose_policies(model, params, grouped, world_size, example, train, cache)
     else:
         plan = plan_units(model, params, params.frozen_policy, grouped, world_size)
         plan = replace(plan, optimizer_states=kept_states(train))
@@ -78,7 +78,7 @@ def make_plan(
     plan = replace(plan, lint=(*findings, *lint_cost(model, plan, on_gpu=on_gpu)))
     if example is None or plan.refused:
         return plan
-    return with_recording(plan, recordings.record(model, plan, example))
+    return with_recording(plan, cache.record(model, plan, example))
 
 
 def wrap_fsdp(

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from mmfsdp.kit.run.files.folder import MetricsWriter, add_event, heartbeat_path, last_row, write_json
-from mmfsdp.kit.run.files.record import RunRecord, rank_statuses
+from mmfsdp.kit.run.files.run_record import RunRecord, rank_statuses
 from mmfsdp.kit.run.preempt import Preempted, preemption_requested
 from mmfsdp.kit.run.ranks.hang import Heartbeat
 from mmfsdp.params import RunParams

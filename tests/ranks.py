@@ -8,7 +8,7 @@ import torch.distributed as dist
 import yaml
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from mmfsdp.kit.bench.spawn_ranks import in_processes, on_ranks
+from mmfsdp.kit.spawn_ranks import in_processes, on_ranks
 
 __all__ = ["WAYS", "choices_of", "fake_group", "in_processes", "on_ranks"]
 WAYS = yaml.safe_load((Path(__file__).parent / "files/ways_to_wrap.yaml").read_text(encoding="utf-8"))

@@ -15,13 +15,13 @@ PACKAGE = Path(__file__).resolve().parent.parent / "mmfsdp"
 
 ROOMS = (
     "params core backends quantized lint predict planning checkpoint "
-    "kit.data kit.hangs kit.run kit.models kit.shapes kit.train kit.compat "
+    "kit.data kit.hangs kit.run kit.spawn_ranks kit.models kit.shapes kit.train kit.compat "
     "kit.bench kit.verify kit.check kit.widgets kit.cli widgets"
 ).split()
 """From the bottom up."""
 SMALL = ROOMS[: ROOMS.index("kit.data")]
 """The small package: torch and parameters, and nothing of the kit above."""
-FILES = ("planning", "widgets")
+FILES = ("planning", "kit.spawn_ranks", "widgets")
 """Rooms that are one file."""
 NO_TORCH = ("params", "kit.hangs", "kit.run", "kit.check", "kit.widgets", "kit.cli")
 """Rooms that a person imports in a notebook or terminal: they start in well under a second."""
@@ -72,13 +72,15 @@ def room_of(module: str) -> str:
 
 
 def files(room: str) -> list[Path]:
-    return [PACKAGE / f"{room}.py"] if room in FILES else sorted((PACKAGE / room.replace(".", "/")).rglob("*.py"))
+    path = PACKAGE / room.replace(".", "/")
+    return [path.with_suffix(".py")] if room in FILES else sorted(path.rglob("*.py"))
 
 
 def test_every_folder_is_a_room():
     rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()} - {"kit"}
     rooms |= {f"kit.{path.name}" for path in (PACKAGE / "kit").iterdir() if (path / "__init__.py").exists()}
     rooms |= {path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")}
+    rooms |= {f"kit.{path.stem}" for path in (PACKAGE / "kit").glob("*.py") if not path.stem.startswith("__")}
     assert rooms == set(ROOMS)
 
 

@@ -33,7 +33,7 @@ from ..params import Backend, BackwardPrefetch, FrozenPolicy, FSDPParams, Optimi
 from ..params.base import from_plain, plain
 from ..params.enums import Choice
 from ..params.findings import Finding, stop_at_errors
-from ..params.numbers import WIDTH, count, size
+from ..params.in_words import WIDTH, count, size
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}
 ITEMSIZE |= {"float8_e4m3fn": 1, "float8_e5m2": 1}  # of codes

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from .base import ParamError, Params, did_you_mean, read_yaml
-from .numbers import WIDTH
+from .in_words import WIDTH
 from .own import names_own_code
 from .run import RunParams, load
 

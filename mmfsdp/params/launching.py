@@ -218,7 +218,7 @@ class LaunchParams(Params):
     def world_size(self) -> int:
         """Return the number of ranks. Raise ParamError if it is unset."""
         if self.ranks is None:
-            raise ParamError("launch.ranks", "is unset; set it, or take `mmfsdp.kit.run.placement.with_ranks(params)`")
+            raise ParamError("launch.ranks", "is unset; set it, or take `mmfsdp.kit.run.rank_count.with_ranks(params)`")
         return self.ranks
 
     @property

@@ -12,9 +12,9 @@ from ..core.plan import Unit, WrapPlan
 from ..core.planner import Grouped, plan_units
 from ..core.unit_rules import UnitBytesTable
 from ..params import FrozenPolicy, FSDPParams, ParamError, TrainParams
-from ..params.numbers import size
+from ..params.in_words import size
 from .memory import step_walk, with_gathers
-from .recordings import Recordings
+from .plan_cache import PlanCache
 from .timeline import step_timeline
 
 
@@ -25,7 +25,7 @@ def choose_policies(
     world_size: int,
     example: dict[str, Any],
     train: TrainParams,
-    recordings: Recordings,
+    cache: PlanCache,
 ) -> WrapPlan:
     """AUTO: return the best plan found that fits `memory_budget_gib`, with a policy for each frozen unit.
 
@@ -34,7 +34,7 @@ def choose_policies(
     assert params.memory_budget_gib is not None  # FSDPParams refuses AUTO without it
     policies = (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE)
     plans = [plan_units(model, params, policy, grouped, world_size) for policy in policies]
-    events = recordings.record(model, plans[0], example).memory_events  # the same for every policy
+    events = cache.record(model, plans[0], example).memory_events  # the same for every policy
     states = kept_states(train)
     plans = [with_gathers(replace(plan, memory_events=events, optimizer_states=states)) for plan in plans]
     search = PolicySearch(plans, int(params.memory_budget_gib * 2**30), train)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from ..params import ParamError, RunParams
-from ..params.numbers import size
+from ..params.in_words import size
 from ..params.run import read_cluster
 from .cards import CARDS
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from ..core.plan import WrapPlan
 from ..core.unit_rules import with_bytes
 from ..params import ParamError, ShardingStrategy, TrainParams
-from ..params.numbers import size
-from .items import Estimate, estimate
+from ..params.in_words import size
+from .cost import Estimate, estimate
 from .machines import Machine, machine_of
 from .seconds import Times, seconds, step_time
 

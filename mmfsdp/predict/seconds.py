@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..core.plan import ITEMSIZE, WrapPlan
 from ..params import ParamError, RunParams, TrainParams
-from ..params.numbers import WIDTH
+from ..params.in_words import WIDTH
 from .machines import Machine, machine_of
 from .memory import memory_at_rest
 from .wire import CollectiveCount, collectives

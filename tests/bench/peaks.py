@@ -21,9 +21,9 @@ from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.kit.bench.bench_models import random_batch, random_model
-from mmfsdp.kit.bench.spawn_ranks import on_ranks
 from mmfsdp.kit.data.batch import Batch
 from mmfsdp.kit.models import TokenIds
+from mmfsdp.kit.spawn_ranks import on_ranks
 from mmfsdp.kit.train.cpu_memory import cpu_memory
 from mmfsdp.kit.train.evaluate import HeldOut
 from mmfsdp.kit.train.meters import OPERATORS, Collectives

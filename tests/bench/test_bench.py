@@ -14,7 +14,8 @@ from ranks import fake_group
 from tiny import tiny_batch, tiny_flamingo
 
 from mmfsdp.core.token_loss import computes_loss_in_head
-from mmfsdp.kit.bench import bench_models, spawn_ranks
+from mmfsdp.kit import spawn_ranks
+from mmfsdp.kit.bench import bench_models
 from mmfsdp.kit.bench.bench_models import COMPARED, CORNSTARCH, IN_HEAD, METHODS, OPENFLAMINGO, OURS, random_model
 from mmfsdp.kit.bench.bench_step import LARGE, batch_for, bench_step, table
 from mmfsdp.kit.cli import main
@@ -63,7 +64,7 @@ def test_bench_redraw_records_a_model_once_for_every_policy_and_number_of_ranks(
     monkeypatch.chdir(tmp_path)
     recorded = []
     monkeypatch.setattr(
-        "mmfsdp.predict.recordings.record_memory",
+        "mmfsdp.predict.plan_cache.record_memory",
         lambda model, plan, example: recorded.append(plan.backend) or record_memory(model, plan, example),
     )
     _kept_model.cache_clear()

@@ -12,7 +12,7 @@ import pytest
 from mmfsdp import RunParams
 from mmfsdp.kit import cli
 from mmfsdp.kit.run.files.folder import LOSS_TITLE, MetricsWriter, write_json
-from mmfsdp.kit.run.files.record import RunRecord, Status
+from mmfsdp.kit.run.files.run_record import RunRecord, Status
 from mmfsdp.kit.run.state import age, find_runs
 from tests.processes import in_fresh_python
 from tests.run.test_runs import record

@@ -11,7 +11,7 @@ from PIL import Image
 from mmfsdp.kit import cli
 from mmfsdp.kit.run.files.folder import MetricsWriter
 from mmfsdp.kit.run.files.reasons import MEMORY
-from mmfsdp.kit.run.files.record import RunRecord, RunState, Status, because, write_status
+from mmfsdp.kit.run.files.run_record import RunRecord, RunState, Status, because, write_status
 from mmfsdp.kit.run.watch import follow
 from tests.run.test_runs import record
 

@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 import mmfsdp
 from mmfsdp.kit.hangs import rank_server
-from mmfsdp.kit.hangs.entered import MAX_ENTRIES, Entry, RankRecord, kind_of, parse
-from mmfsdp.kit.hangs.find import (
+from mmfsdp.kit.hangs.compare import (
     CROSSED,
     DIFFERENT,
     ENDED,
@@ -24,6 +23,7 @@ from mmfsdp.kit.hangs.find import (
     find_departure,
     find_hang,
 )
+from mmfsdp.kit.hangs.entered import MAX_ENTRIES, Entry, RankRecord, kind_of, parse
 from mmfsdp.kit.hangs.order import COUNTS, FIGURES, Planned, StepOrder, step_order
 from mmfsdp.kit.hangs.rank_server import ask, ask_lists, ranks_in, serve, socket_folder
 from mmfsdp.kit.hangs.stacks import Frame, crash, main_stack, own_frame, short_stacks, waits_for_workers

@@ -172,12 +172,12 @@ def test_a_part_of_a_section_keeps_the_defaults_of_its_other_fields():
 
 def test_a_model_that_was_frozen_otherwise_since_is_recorded_again():
     from mmfsdp import FSDPParams, make_plan
-    from mmfsdp.predict.recordings import Recordings
+    from mmfsdp.predict.plan_cache import PlanCache
 
     model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8)) for _ in range(4)))
     options = {"world_size": 2, "example": {"input": torch.ones(2, 8)}}
-    fsdp, kept = FSDPParams(auto_wrap_policy="SIZE_BASED_WRAP", min_num_params=8), Recordings()
+    fsdp, kept = FSDPParams(auto_wrap_policy="SIZE_BASED_WRAP", min_num_params=8), PlanCache()
     for frozen in ((0, 1), (1, 2), (), (0, 1)):
         for place, layer in enumerate(model):
             layer.requires_grad_(place not in frozen)
-        assert make_plan(model, fsdp, **options, recordings=kept) == make_plan(model, fsdp, **options)
+        assert make_plan(model, fsdp, **options, cache=kept) == make_plan(model, fsdp, **options)

@@ -14,7 +14,7 @@ from mmfsdp.kit.cli import main
 from mmfsdp.kit.train.prepare import preview
 from mmfsdp.kit.widgets.plan_page import PlannedRun, plan_page
 from mmfsdp.params import FSDPParams, TrainParams, load
-from mmfsdp.params.numbers import size
+from mmfsdp.params.in_words import size
 from mmfsdp.planning import make_plan
 from mmfsdp.predict import (
     MACHINES,
@@ -28,7 +28,7 @@ from mmfsdp.predict import (
     step_time,
     workload,
 )
-from mmfsdp.predict.items import ON_A_GPU
+from mmfsdp.predict.cost import ON_A_GPU
 from mmfsdp.predict.seconds import copied_bytes, seconds
 from mmfsdp.predict.wire import CONTROL_BYTES, CONTROL_CALLS
 

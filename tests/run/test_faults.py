@@ -15,7 +15,7 @@ from mmfsdp.checkpoint.steps import complete_checkpoints
 from mmfsdp.kit import cli
 from mmfsdp.kit.run.files.folder import read_events, read_json
 from mmfsdp.kit.run.files.reasons import ADVICE, MEMORY
-from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.files.run_record import Status
 from mmfsdp.kit.run.local import processes_of, stop_processes
 from mmfsdp.kit.train.evaluate import caption_held_out
 from mmfsdp.kit.widgets.report import write_report

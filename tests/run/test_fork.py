@@ -17,7 +17,7 @@ from tiny_run import tiny_run
 
 from mmfsdp import launch
 from mmfsdp.kit.run.files.folder import read_metrics
-from mmfsdp.kit.run.files.record import rank_status
+from mmfsdp.kit.run.files.run_record import rank_status
 from mmfsdp.kit.run.local import belongs_to, process_start, processes_of
 from mmfsdp.kit.run.ranks import warm
 from mmfsdp.kit.run.ranks.address import reserved_port
@@ -241,7 +241,7 @@ def test_a_warm_process_serves_only_what_is_as_it_was_at_its_start(tmp_path, mon
 def test_a_notebook_warms_up_for_local_runs_on_the_cpu_alone(monkeypatch):
     started = []
     monkeypatch.setattr(warm, "start_warm", lambda: started.append(True))
-    monkeypatch.setattr("mmfsdp.kit.run.placement.DRIVER_FILES", ("/dev/null",))
+    monkeypatch.setattr("mmfsdp.kit.run.rank_count.DRIVER_FILES", ("/dev/null",))
     local, slurm = RunParams(), RunParams(launch=LaunchParams(executor="slurm"))
     monkeypatch.setenv(warm.SWITCH, "1")
     for params, wanted in ((local, 0), (local.change(**{"train.device": "cpu"}), 1), (slurm, 0)):

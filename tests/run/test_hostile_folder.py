@@ -9,7 +9,7 @@ import pytest
 from mmfsdp.checkpoint.steps import write_marker
 from mmfsdp.kit import cli
 from mmfsdp.kit.run.files.folder import MetricsWriter, add_event, check_links, read_events, read_json, write_json
-from mmfsdp.kit.run.files.record import RunRecord, RunState, Status, because
+from mmfsdp.kit.run.files.run_record import RunRecord, RunState, Status, because
 from mmfsdp.kit.run.handle import Run
 from mmfsdp.kit.run.progress import part_of
 from mmfsdp.kit.run.state import read_ranks, run_state, runs_table

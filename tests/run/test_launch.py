@@ -16,7 +16,7 @@ from PIL import Image
 from mmfsdp import ParamError, Run, launch
 from mmfsdp.kit.data import Sample
 from mmfsdp.kit.run.files.folder import MetricsWriter, add_event, read_json
-from mmfsdp.kit.run.files.record import RunRecord, RunState, Status
+from mmfsdp.kit.run.files.run_record import RunRecord, RunState, Status
 from mmfsdp.kit.run.local import process_start, processes_of, stop_processes
 from mmfsdp.kit.run.ranks.address import address_of, check_answers, set_address
 from mmfsdp.kit.run.start import make_folder

@@ -19,9 +19,9 @@ import mmfsdp
 from mmfsdp import ParamError, Run, RunParams, launch
 from mmfsdp.kit.cli import build_parser
 from mmfsdp.kit.run.files.folder import write_json
-from mmfsdp.kit.run.files.record import TRAIN, RunRecord, Status, rank_status
+from mmfsdp.kit.run.files.run_record import TRAIN, RunRecord, Status, rank_status
 from mmfsdp.kit.run.own_code import write_code
-from mmfsdp.kit.run.placement import with_ranks
+from mmfsdp.kit.run.rank_count import with_ranks
 from mmfsdp.kit.run.start import make_folder, make_record
 from mmfsdp.kit.run.state import find_runs, runs_table
 from mmfsdp.kit.run.trust import UntrustedRun
@@ -39,7 +39,7 @@ TOY = {"call": "toy_scheduler:FolderQueue", "queue": "queue"}
 EVIL = """
 from pathlib import Path
 from mmfsdp.kit.run.launchers.launcher import Launcher
-from mmfsdp.kit.run.files.record import Status, because
+from mmfsdp.kit.run.files.run_record import Status, because
 
 Path("it-ran").touch()
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.files.run_record import Status
 from mmfsdp.kit.run.state import run_state
 from mmfsdp.kit.run.trouble import troubles
 from tests.waiting import light, runs_of

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from mmfsdp import Run, RunParams, checkpoint, launch, sweep
 from mmfsdp.kit import cli
-from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.files.run_record import Status
 from mmfsdp.kit.run.own_code import changes
 from mmfsdp.kit.run.trust import UntrustedRun, check_trusted, own_code_of
 from mmfsdp.params.own import OwnCodeError, call_own

@@ -16,14 +16,14 @@ from mmfsdp.kit import cli
 from mmfsdp.kit.run.adopt import find_same
 from mmfsdp.kit.run.files.folder import heartbeat_path, read_events, read_json, write_json
 from mmfsdp.kit.run.files.history import BACKBONES, BEAT, RANK, STATE, events_path
-from mmfsdp.kit.run.files.record import RunRecord, Status, status_values, write_status
+from mmfsdp.kit.run.files.run_record import RunRecord, Status, status_values, write_status
 from mmfsdp.kit.run.handle import Run
 from mmfsdp.kit.run.progress import part_of
+from mmfsdp.kit.run.replay.anonymous_recording import record as make_recording
 from mmfsdp.kit.run.replay.player import GONE_AFTER_S, Player
 from mmfsdp.kit.run.replay.recorder import recording_of
 from mmfsdp.kit.run.replay.recording import LOG, ROW, Recording, shipped
 from mmfsdp.kit.run.replay.replay import load, params_for, play, prepare
-from mmfsdp.kit.run.replay.small_recording import record as make_recording
 from mmfsdp.kit.run.state import read_ranks, run_state, runs_table
 from mmfsdp.kit.run.trouble import STALLED, troubles
 from mmfsdp.kit.widgets.actions import Actions

@@ -14,7 +14,7 @@ from mmfsdp.kit.cli import main
 from mmfsdp.kit.run.error_kinds import kind_of
 from mmfsdp.kit.run.files.folder import MetricsWriter, read_json, write_json
 from mmfsdp.kit.run.files.reasons import ADVICE, DISK, GONE, MEMORY, RANK, SILENCE, SKIPPED_STEPS, TIME_LIMIT, Reason
-from mmfsdp.kit.run.files.record import RunState, Status, because, write_status
+from mmfsdp.kit.run.files.run_record import RunState, Status, because, write_status
 from mmfsdp.kit.run.ranks.hang import Heartbeat
 from mmfsdp.kit.run.state import read_ranks, run_state
 from mmfsdp.kit.run.trouble import headline, is_ending, troubles

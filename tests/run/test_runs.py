@@ -15,8 +15,8 @@ import pytest
 from mmfsdp import ParamError, RunParams
 from mmfsdp.kit.run import local
 from mmfsdp.kit.run.files.folder import MetricsWriter, last_row, metrics_path, read_json, read_metrics, write_json
-from mmfsdp.kit.run.files.record import RunRecord, Status, check_entry
-from mmfsdp.kit.run.placement import with_ranks
+from mmfsdp.kit.run.files.run_record import RunRecord, Status, check_entry
+from mmfsdp.kit.run.rank_count import with_ranks
 from mmfsdp.kit.run.start import git_commit, make_record
 from mmfsdp.kit.run.state import run_state
 

@@ -12,7 +12,7 @@ import pytest
 
 from mmfsdp.kit.run.files.folder import MetricsWriter, write_json
 from mmfsdp.kit.run.files.reasons import DISK
-from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.files.run_record import Status
 from mmfsdp.kit.run.files.snapshot import EXIT_CODE_FILE, Snapshot
 from mmfsdp.kit.run.launchers.launcher import StartedRanks
 from mmfsdp.kit.run.progress import part_of

@@ -8,7 +8,7 @@ from mmfsdp import RunParams
 from mmfsdp.kit.run.files import stages
 from mmfsdp.kit.run.files.folder import MetricsWriter, heartbeat_path, read_heartbeat, write_json
 from mmfsdp.kit.run.files.history import BACKBONES, BEAT, RANK, STATE, add_moment, read_moments, stage_seconds
-from mmfsdp.kit.run.files.record import TRAIN, TRAIN_AND_CAPTION, RunState, Status, write_status
+from mmfsdp.kit.run.files.run_record import TRAIN, TRAIN_AND_CAPTION, RunState, Status, write_status
 from mmfsdp.kit.run.files.stages import patience_s, progress_of, quiet_s
 from mmfsdp.kit.run.pretraining import backbones_progress, pretrain_here, pretrains
 from mmfsdp.kit.run.progress import part_of

@@ -13,7 +13,7 @@ from mmfsdp import ParamError, Run, RunParams, Sweep, sweep
 from mmfsdp.kit import cli
 from mmfsdp.kit.cli.running import grid_values
 from mmfsdp.kit.run.files.folder import LOSS_TITLE, MetricsWriter, write_json
-from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.files.run_record import Status
 from mmfsdp.kit.run.local import processes_of
 from mmfsdp.kit.run.state import runs_table
 from mmfsdp.kit.widgets.compare import compared_runs

@@ -9,7 +9,7 @@ import pytest
 from mmfsdp import ParamError, Run, RunParams
 from mmfsdp.kit import cli
 from mmfsdp.kit.run.files.folder import write_json
-from mmfsdp.kit.run.files.record import TRAIN, RunRecord
+from mmfsdp.kit.run.files.run_record import TRAIN, RunRecord
 from mmfsdp.kit.run.own_code import read_code, write_code
 from mmfsdp.kit.run.start import make_folder, make_record
 from mmfsdp.kit.run.trust import UntrustedRun, check_trusted, code_digest, key_path, own_code_of, params_digest

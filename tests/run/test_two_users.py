@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mmfsdp.kit.run.files.folder import write_json
-from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.files.run_record import Status
 from tests.run.test_runs import record
 
 pytestmark = pytest.mark.real

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from mmfsdp.kit.run.files.folder import MetricsWriter
-from mmfsdp.kit.run.files.record import RunState, Status
+from mmfsdp.kit.run.files.run_record import RunState, Status
 from mmfsdp.kit.run.watch import MAX_LINE_BYTES, LogReader, Progress, clean, follow, read_log
 
 

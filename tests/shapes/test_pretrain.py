@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mmfsdp import launch
 from mmfsdp.kit.models.generated import generated_folder, needs_backbones
-from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.files.run_record import Status
 from mmfsdp.kit.run.local import processes_of
 from mmfsdp.kit.run.progress import part_of
 from mmfsdp.kit.shapes.pretrain import Recipe, ensure_backbones, near_misses

@@ -8,7 +8,7 @@ from filelock import FileLock
 
 from mmfsdp import ParamError, launch, sweep
 from mmfsdp.kit.models.generated import generated_folder
-from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.files.run_record import Status
 from mmfsdp.params import load
 from tests.shapes.test_pretrain import minute_params
 from tests.slurm.conftest import light

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from mmfsdp.kit.cli import main
-from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.files.run_record import Status
 from mmfsdp.kit.run.slurm.slurm import sbatch_text
 from mmfsdp.params import load
 from tests.slurm.cluster import BARE, FILES, TYPED

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from mmfsdp import ParamError, Run, launch
-from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.files.run_record import Status
 from tests.slurm.conftest import light
 from tests.waiting import until
 
@@ -69,7 +69,7 @@ ASKED = {
 COUNT = """
 import sys
 from mmfsdp import RunParams
-from mmfsdp.kit.run.placement import trains_on
+from mmfsdp.kit.run.rank_count import trains_on
 print(trains_on(RunParams.from_yaml(sys.argv[1])))
 """
 

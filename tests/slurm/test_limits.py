@@ -3,7 +3,7 @@
 import pytest
 
 from mmfsdp import sweep
-from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.files.run_record import Status
 from tests.slurm.conftest import light
 from tests.waiting import until
 

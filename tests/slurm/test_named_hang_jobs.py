@@ -5,7 +5,7 @@ import re
 import pytest
 
 from mmfsdp import launch
-from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.files.run_record import Status
 from tests.run.test_named_hang import HANGS, check
 from tests.slurm.conftest import light
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 import yaml
 
-from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.files.run_record import Status
 from tests.waiting import until
 
 pytestmark = pytest.mark.real

@@ -8,7 +8,7 @@ import pytest
 
 from mmfsdp import Run, sweep
 from mmfsdp.kit.run.files.folder import read_json
-from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.files.run_record import Status
 from mmfsdp.kit.run.slurm import slurm_queue as queue
 from mmfsdp.kit.run.slurm.slurm import sbatch_text
 from mmfsdp.kit.run.state import is_run

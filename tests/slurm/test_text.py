@@ -23,7 +23,7 @@ from mmfsdp.kit.run.files.reasons import (
     REQUEUED_HELD,
     RESERVATION_GONE,
 )
-from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.files.run_record import Status
 from mmfsdp.kit.run.files.snapshot import Snapshot
 from mmfsdp.kit.run.launchers.srun_launcher import with_variables_of
 from mmfsdp.kit.run.slurm import ask_slurm, site

@@ -14,7 +14,7 @@ import pytest
 
 from mmfsdp.kit import cli
 from mmfsdp.kit.run.files.folder import write_json
-from mmfsdp.kit.run.files.record import Status
+from mmfsdp.kit.run.files.run_record import Status
 from mmfsdp.kit.run.files.snapshot import Snapshot
 from mmfsdp.kit.run.slurm import slow_start, slurm_log
 from tests.slurm.cluster import NODES, NOWHERE

@@ -15,7 +15,7 @@ from mmfsdp.kit.models.build import build_model
 from mmfsdp.kit.train import evaluate
 from mmfsdp.kit.train.evaluate import caption_device, captions, computing_in, on_run_device
 from mmfsdp.params import FSDPParams, ModelParams
-from mmfsdp.params.numbers import size
+from mmfsdp.params.in_words import size
 from tests.tiny_vlms import FAMILIES, save_vlm
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from mmfsdp.kit.run.files.folder import MetricsWriter, read_json, write_json
-from mmfsdp.kit.run.files.record import RunState, Status
+from mmfsdp.kit.run.files.run_record import RunState, Status
 from mmfsdp.kit.run.state import read_ranks
 from mmfsdp.kit.train import gpu_sampler
 from mmfsdp.kit.train.gpu_sampler import FRESH_S, GpuFigures, Sampler, figures_of, open_nvml, training_gpus, uuid_of

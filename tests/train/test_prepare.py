@@ -15,7 +15,7 @@ from mmfsdp.kit.cli import running
 from mmfsdp.kit.data.loader import batches
 from mmfsdp.kit.data.sources import records
 from mmfsdp.kit.run.files.folder import write_json
-from mmfsdp.kit.run.files.record import TRAIN
+from mmfsdp.kit.run.files.run_record import TRAIN
 from mmfsdp.kit.run.launch import start as real_start
 from mmfsdp.kit.run.start import prepared
 from mmfsdp.kit.train import data_batch
@@ -26,9 +26,9 @@ from mmfsdp.kit.train.prepare import FEW_ROWS, frozen_model, kept_model, opened,
 from mmfsdp.kit.widgets.form import RunForm
 from mmfsdp.kit.widgets.starter import Starter
 from mmfsdp.params import RunParams, load
-from mmfsdp.params.numbers import size
-from mmfsdp.predict import recordings
-from mmfsdp.predict.recordings import Recordings
+from mmfsdp.params.in_words import size
+from mmfsdp.predict import plan_cache
+from mmfsdp.predict.plan_cache import PlanCache
 
 
 def test_a_mistake_that_only_a_plan_shows_starts_nothing(tmp_path):
@@ -111,7 +111,7 @@ def test_the_button_and_the_command_write_the_same_plan_and_the_button_counts_no
         running.run(Namespace())
     assert plans[0]["estimate"]["batch_peak_bytes"] and "first 8 batches" in plans[0]["estimate"]["batch"]
     params.to_yaml(tmp_path / "one.yaml")
-    monkeypatch.setattr(recordings, "record_memory", pytest.fail)  # the plan that a cockpit shows has them
+    monkeypatch.setattr(plan_cache, "record_memory", pytest.fail)  # the plan that a cockpit shows has them
     starter = Starter(RunForm(str(tmp_path / "one.yaml")), show=lambda: None)
     starter.start(params)
     with pytest.raises(InterruptedError):
@@ -173,7 +173,7 @@ def test_data_that_are_not_quick_to_read_are_named_and_leave_the_plan_as_it_is(t
     assert "more than 2 files" in data_batch.slow_to_read(params.data)
     assert "has 100 B" in data_batch.slow_to_read(params.change(**cases["rows.jsonl"]).data)
     assert not data_batch.slow_to_read(load("tiny").data)
-    no_tokenizer = data_batch.data_batch(params, None, Recordings())
+    no_tokenizer = data_batch.data_batch(params, None, PlanCache())
     assert no_tokenizer.inputs is None and "tokenizer is not on this machine" in no_tokenizer.words
 
 

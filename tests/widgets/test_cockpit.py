@@ -9,7 +9,7 @@ import pytest
 from mmfsdp import ParamError, Run, RunParams
 from mmfsdp.kit.run.adopt import differences, find_same
 from mmfsdp.kit.run.files.folder import MetricsWriter, write_json
-from mmfsdp.kit.run.placement import available_cores, crowding
+from mmfsdp.kit.run.rank_count import available_cores, crowding
 from mmfsdp.kit.run.start import free_name
 from mmfsdp.kit.run.state import RankProgress
 from mmfsdp.kit.run.watch import LogLine

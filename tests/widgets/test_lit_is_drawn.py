@@ -15,7 +15,7 @@ from mmfsdp.kit.widgets.data_look import DataLook
 from mmfsdp.kit.widgets.launch_buttons import LAUNCH
 from mmfsdp.params import FSDPParams, ParamError, load
 from mmfsdp.params.base import leaves
-from mmfsdp.params.numbers import size
+from mmfsdp.params.in_words import size
 from mmfsdp.planning import make_plan
 from mmfsdp.widgets import Cockpit
 from tests.tiny import MODEL, tiny_flamingo

@@ -9,7 +9,7 @@ import pytest
 
 from mmfsdp import RunParams
 from mmfsdp.kit.run.files.folder import HEARTBEAT_BYTES, MetricsWriter, add_event, read_heartbeat, write_json
-from mmfsdp.kit.run.files.record import RunState, Status, because
+from mmfsdp.kit.run.files.run_record import RunState, Status, because
 from mmfsdp.kit.run.local import processes_of
 from mmfsdp.kit.run.ranks.hang import Heartbeat
 from mmfsdp.kit.run.state import read_ranks

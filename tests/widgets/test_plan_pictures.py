@@ -22,7 +22,7 @@ from mmfsdp.kit.widgets.report_plan import facts
 from mmfsdp.params import FSDPParams, TrainParams, load
 from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate
-from mmfsdp.predict.recordings import Recordings
+from mmfsdp.predict.plan_cache import PlanCache
 from mmfsdp.predict.timeline import step_timeline
 from tests.tiny import tiny_batch, tiny_flamingo
 
@@ -47,14 +47,12 @@ def each_layer(policy):
 
 @pytest.fixture(scope="module")
 def plans():
-    model, recordings = tiny_flamingo(), Recordings()
+    model, cache = tiny_flamingo(), PlanCache()
     example = tiny_batch().inputs()
     made = {}
     for name, fields in WAYS.items():
         ranks = 8 if name == "HYBRID" else 2
-        made[name] = make_plan(
-            model, FSDPParams(**fields), world_size=ranks, example=example, train=TRAIN, recordings=recordings
-        )
+        made[name] = make_plan(model, FSDPParams(**fields), world_size=ranks, example=example, train=TRAIN, cache=cache)
     return made
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mmfsdp.kit.run.files.folder import MetricsWriter
 from mmfsdp.kit.widgets.report import caption_cards, report_html
-from mmfsdp.params.numbers import size
+from mmfsdp.params.in_words import size
 
 
 class Page(HTMLParser):

@@ -24,8 +24,8 @@ from ..data import Batch
 from ..models import Flamingo
 from ..models.media_model import MediaModel
 from ..run.state import text_table
+from ..spawn_ranks import on_ranks
 from .bench_models import COMPARED, Method, copy_to, measure, random_batch, random_model, size_text, wrap_as
-from .spawn_ranks import on_ranks
 
 LARGE: dict[str, Any] = {
     "model.vision.source": "open_clip",

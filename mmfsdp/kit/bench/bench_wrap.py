@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from ..data import Batch
 from ..run.state import text_table
+from ..spawn_ranks import on_ranks
 from .bench_models import (
     MAX_NORM,
     METHODS,
@@ -23,7 +24,6 @@ from .bench_models import (
     size_text,
     wrap_as,
 )
-from .spawn_ranks import on_ranks
 
 
 def bench_wrap(*, ranks: int = 2, rounds: int = 7, width: int = 512) -> dict[str, Any]:

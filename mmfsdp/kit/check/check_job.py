@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from ...params import ParamError
 from ..run.files.folder import last_log_lines
 from ..run.files.reasons import NEVER_STARTS
-from ..run.files.record import RunState, Status
+from ..run.files.run_record import RunState, Status
 from ..run.slurm.job_id import job_words
 from ..run.slurm.slow_start import SCRIPT_FILE
 from ..run.slurm.slurm_queue import current_state

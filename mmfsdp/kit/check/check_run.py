@@ -16,10 +16,10 @@ from ...params import RunParams
 from ...params.run import with_cluster
 from ..run.files.folder import make_inner_folder, touch, write_json
 from ..run.files.reasons import BATCH_SCRIPT, NO_PYTHON
-from ..run.files.record import SITE_CHECK, RunState
+from ..run.files.run_record import SITE_CHECK, RunState
 from ..run.handle import Run
 from ..run.launchers.registry import launcher_for, launcher_named
-from ..run.placement import count_gpus
+from ..run.rank_count import count_gpus
 from ..run.slurm.site import settled, time_limit, with_defaults
 from ..run.start import start
 from ..verify.lines import OK, WRONG, Line

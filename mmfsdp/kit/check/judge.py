@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...params import Device, RunParams
-from ...params.numbers import size
+from ...params.in_words import size
 from ..run.hub_cache import hub_weights, is_offline
 from ..run.launchers.registry import launcher_named
 from ..run.slurm.job_gpus import gpus_of_node

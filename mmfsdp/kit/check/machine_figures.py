@@ -11,7 +11,7 @@ from typing import Any
 from ...core.plan import ring_bytes
 from ...params import ParamError, RunParams
 from ...params.base import read_yaml
-from ...params.numbers import size
+from ...params.in_words import size
 from ...params.run import read_cluster
 from ...predict.cards import card_of
 from ...predict.machines import MACHINES

@@ -22,7 +22,7 @@ import mmfsdp
 from ...params import Device, RunParams
 from ..run.error_kinds import reason_of
 from ..run.files.folder import make_inner_folder, read_json, touch, write_json
-from ..run.files.record import RunRecord
+from ..run.files.run_record import RunRecord
 from ..run.hub_cache import hub_weights
 from ..run.launchers.registry import launcher_in_run
 from ..run.local import available_cores

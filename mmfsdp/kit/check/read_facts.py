@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..run.files.folder import NUMBER, Row, Types, of_types, read_json
-from ..run.files.record import MAX_RANKS
+from ..run.files.run_record import MAX_RANKS
 from .rank_facts import FACTS
 
 MAX_TEXT = 1000

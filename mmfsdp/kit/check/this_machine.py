@@ -15,10 +15,10 @@ import psutil
 import mmfsdp
 
 from ...params import RunParams
-from ...params.numbers import size
+from ...params.in_words import size
 from ..run.hub_cache import hub_weights, is_offline
 from ..run.local import available_cores
-from ..run.placement import count_gpus, has_driver
+from ..run.rank_count import count_gpus, has_driver
 from ..verify.lines import NOTE, OK, WRONG, Line
 from .places import CACHE, HUB_CACHE, RUN_FOLDER, SHM, TEMPORARY, hub_facts, places_of, probe
 

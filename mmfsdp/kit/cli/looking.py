@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...params import LaunchParams
 from ...params.base import without_controls
-from ..run.files.record import Status
+from ..run.files.run_record import Status
 from ..run.files.snapshot import Snapshot
 from ..run.handle import Run
 from ..run.progress import part_of

@@ -16,7 +16,7 @@ import yaml
 from ...params import BackboneSource, ModelKind, ParamError, RunParams, load
 from ...params.base import plain, without_controls
 from ...params.findings import Finding
-from ...params.numbers import WIDTH
+from ...params.in_words import WIDTH
 from .json_output import reply
 from .planning import say
 
@@ -188,7 +188,7 @@ def _wrapped(title: str, text: str, *, lines: int | None = None) -> list[str]:
 
 def with_data(base: RunParams, found: Detected) -> tuple[RunParams, dict[str, str]]:
     """Return the parameters with the data, and for dotted names a comment that says what to change."""
-    from ..run.placement import with_ranks
+    from ..run.rank_count import with_ranks
 
     data, train = found.params, found.splits["train"]
     params = base.change(**{f"data.{name}": getattr(data, name) for name in ("source", "path", "pictures")})

@@ -17,7 +17,7 @@ from ...core.plan import WrapPlan
 from ...params import LaunchParams, RunParams
 from ...params.findings import Finding
 from ...params.flags import params_of
-from ...params.numbers import WIDTH
+from ...params.in_words import WIDTH
 from ..run.watch import ProgressBar
 from .json_output import reply
 

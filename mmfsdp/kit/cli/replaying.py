@@ -6,9 +6,9 @@ from argparse import Namespace
 from shlex import quote
 
 from ..run.handle import Run
+from ..run.replay.anonymous_recording import record as make_recording
 from ..run.replay.recording import Recording, shipped
 from ..run.replay.replay import replay as start_replay
-from ..run.replay.small_recording import record as make_recording
 from .planning import run_folder
 from .running import follow, show
 

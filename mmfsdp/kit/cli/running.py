@@ -14,7 +14,7 @@ from ...params.flags import params_of
 from ..run.handle import Run
 from ..run.launch import launch as start_run
 from ..run.launchers.registry import check_no_replay, launcher_for
-from ..run.placement import trains_on, with_ranks
+from ..run.rank_count import trains_on, with_ranks
 from ..run.start import free_name, runs_folder
 from ..run.sweep import Sweep
 from ..run.sweep import sweep as start_sweep

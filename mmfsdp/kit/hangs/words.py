@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...core.plan import ROOT
-from ...params.numbers import size
+from ...params.in_words import size
+from .compare import CROSSED, DIFFERENT, ENDED, MISSING, NO_END, STOPPED, UNKNOWN_GROUP, Hang
 from .entered import DEFAULT_GROUP, Entry
-from .find import CROSSED, DIFFERENT, ENDED, MISSING, NO_END, STOPPED, UNKNOWN_GROUP, Hang
 from .order import StepOrder
 from .stacks import Frame, own_frame, waits_for_workers
 

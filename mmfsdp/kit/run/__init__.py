@@ -28,7 +28,7 @@ Read in this order:
 
 1. files/: folder, record: the files above, and the records in them; history: the events of a run; snapshot: one look at
    a run, from any process; reasons, stages.
-2. launch, start, placement, own_code, trust: from a person's call to a started run.
+2. launch, start, rank_count, own_code, trust: from a person's call to a started run.
 3. launchers/: who starts the ranks; local_launcher with fork, forked_ranks and warm of ranks/, slurm_launcher with
    slurm/; supervisor and local: who watches them, once the backbones are there (pretraining); ranks/hang: the rank that
    hangs.

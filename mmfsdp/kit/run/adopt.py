@@ -12,7 +12,7 @@ from ...params.own import load_own, own_fields
 from .handle import Run
 from .launchers.registry import launcher_named
 from .own_code import read_code, sources_of
-from .placement import with_ranks
+from .rank_count import with_ranks
 from .start import name_taken, runs_folder
 from .state import is_run
 

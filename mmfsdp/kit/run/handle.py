@@ -26,12 +26,12 @@ from .files.folder import (
     touch,
     write_json,
 )
-from .files.record import TRAIN, RunRecord, RunState, Status, check_entry, read_status
+from .files.run_record import TRAIN, RunRecord, RunState, Status, check_entry, read_status
 from .interrupt import interruptible
 from .launchers.registry import check_no_replay, launcher_named, launcher_of
 from .own_code import changes, code_of, read_code, read_versions, write_code
-from .placement import with_ranks
 from .preempt import simulate_preemption
+from .rank_count import with_ranks
 from .slurm.slurm_state import job_number
 from .start import prepared, start_in, warn
 from .state import is_run, run_state

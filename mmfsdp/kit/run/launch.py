@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ...params import RunParams
 from ...params.findings import Finding
 from .adopt import check_name
-from .files.record import TRAIN, check_entry
+from .files.run_record import TRAIN, check_entry
 from .handle import Run
 from .interrupt import interruptible
 from .start import Prepared, prepared, start, warn
@@ -18,7 +18,7 @@ def launch(params: RunParams | Prepared, *, entry: str = TRAIN, tell: Callable[[
 
     Args:
         params: The parameters of the run, or what `train.prepare` made of them.
-        entry: What every rank runs, by its name: "train" or "train_and_caption" (see record.py). The
+        entry: What every rank runs, by its name: "train" or "train_and_caption" (see run_record.py). The
             variables of torch.distributed are set. Only a training is planned.
         tell: Called with each finding of the plan. Default: a Python warning.
 

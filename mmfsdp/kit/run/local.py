@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from .files.folder import NO_FILE
-from .files.record import RunRecord
+from .files.run_record import RunRecord
 
 START_TOLERANCE_S = 60.0
 """Readings of one process's start differ by up to this: they move with the wall clock. A pid is not reused so soon."""

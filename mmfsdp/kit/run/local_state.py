@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from .files.folder import last_line
 from .files.reasons import GONE, NO_SIGN, Reason
-from .files.record import (
+from .files.run_record import (
     BEING_CANCELLED,
     RunRecord,
     RunState,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ...params import GENERATED, ParamError, RunParams
 from .files.folder import NUMBER, Types, last_line, of_types, open_own, read_json, write_json
 from .files.history import BACKBONES, add_moment
-from .files.record import TRAININGS, RunState, Status, because, write_status
+from .files.run_record import TRAININGS, RunState, Status, because, write_status
 
 FILE = "backbones.json"
 """The file of their progress, in logs/ of the run folder."""

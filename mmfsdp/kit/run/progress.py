@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .files.folder import PathLike
-from .files.record import TRAIN_AND_CAPTION, RunRecord, RunState, Status
+from .files.run_record import TRAIN_AND_CAPTION, RunRecord, RunState, Status
 from .files.snapshot import Snapshot, look_at
 from .files.stages import BACKBONES, CAPTIONS, FIRST_STEP, PARTS, parsed, progress_of
 from .pretraining import backbones_progress

@@ -25,7 +25,7 @@ from ...params.own import load_own, own_fields, path_of
 from ...params.own_modules import OwnSources
 from ...params.run import with_cluster
 from .files.folder import make_folders, open_own, read_json, write_json, write_text
-from .files.record import TRAININGS, RunRecord
+from .files.run_record import TRAININGS, RunRecord
 from .hub_cache import check_cached
 from .launchers.registry import launcher_for, launcher_named
 from .local import FOLDER_VARIABLE, RUN_VARIABLE, process_start

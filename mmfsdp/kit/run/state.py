@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ...checkpoint.steps import best_of
 from .files.folder import LOSS_BYTES, LOSS_TITLE, PathLike, Row, best_words, final_loss
 from .files.reasons import NEVER_LAUNCHED, NO_RECORD, Reason
-from .files.record import RunRecord, RunState, Status, because, replay_words
+from .files.run_record import RunRecord, RunState, Status, because, replay_words
 from .files.snapshot import Snapshot, look_at
 from .files.stages import progress_of, quiet_s
 from .launchers.registry import launcher_of

@@ -19,7 +19,7 @@ from ..hangs.rank_server import remove
 from .error_kinds import kind_of
 from .files.folder import add_event, last_bytes, last_row
 from .files.reasons import MEMORY, TIME_LIMIT, Reason
-from .files.record import (
+from .files.run_record import (
     RunRecord,
     RunState,
     Status,

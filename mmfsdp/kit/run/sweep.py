@@ -43,7 +43,7 @@ from .files.folder import (
     write_json,
     write_text,
 )
-from .files.record import TRAIN_AND_CAPTION, RunState, Status, because, check_entry, entry_named
+from .files.run_record import TRAIN_AND_CAPTION, RunState, Status, because, check_entry, entry_named
 from .files.snapshot import Snapshot
 from .handle import Run
 from .interrupt import interruptible

@@ -25,7 +25,7 @@ from .files.reasons import (
     STALLED,
     Reason,
 )
-from .files.record import RunRecord, RunState, Status, first_failure
+from .files.run_record import RunRecord, RunState, Status, first_failure
 from .files.snapshot import Snapshot, look_at
 from .files.stages import progress_of
 from .state import RankProgress, age, not_finite, read_ranks, skipped_steps

@@ -26,7 +26,7 @@ from ...params.own import own_fields
 from ...params.own_modules import code_in_use
 from ...params.run import with_cluster
 from .files.folder import make_folders, read_file
-from .files.record import RunRecord
+from .files.run_record import RunRecord
 from .own_code import CODE, code_of, read_code, writable_by_others
 
 KEY_BYTES = 32

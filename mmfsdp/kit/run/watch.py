@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ...params.base import without_controls
 from .files.folder import NO_FILE, GrowingFile, PathLike, log_paths, open_regular, read_events
-from .files.record import RunState, Status, replay_words
+from .files.run_record import RunState, Status, replay_words
 from .files.snapshot import Snapshot
 from .files.stages import CAPTIONS, STEPS
 from .progress import part_of

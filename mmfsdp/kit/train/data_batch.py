@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from ...core.fake_tensors import tensors_of
 from ...params import DataParams, ParamError, RunParams
-from ...params.numbers import size
-from ...predict.recordings import Recordings
+from ...params.in_words import size
+from ...predict.plan_cache import PlanCache
 from ..data.loader import first_batches
 from ..data.open_sources import Splits, open_splits
 from ..data.processor import SampleProcessor
@@ -36,12 +36,12 @@ class DataBatch(NamedTuple):
 def data_batch(
     params: RunParams,
     processor: SampleProcessor | None,
-    recordings: Recordings,
+    cache: PlanCache,
     sources: Mapping[str, Splits] | None = None,
 ) -> DataBatch:
     """Return the largest of the first batches, as the loader makes them, in the order in which ranks take them.
 
-    They do not depend on the number of ranks: of 4 ranks, the first step's batches are the first four. recordings:
+    They do not depend on the number of ranks: of 4 ranks, the first step's batches are the first four. cache:
     keeps the batch, so that the data are read once. sources: what `open_sources` gives, if they are open; otherwise
     only data that are quick to read are opened.
     """
@@ -56,7 +56,7 @@ def data_batch(
     train = params.train
     key = json.dumps([params.data.to_dict(), train.batch_size, train.seed])
     try:
-        return recordings.keep(key, lambda: _largest(params, processor, sources))
+        return cache.keep(key, lambda: _largest(params, processor, sources))
     except Exception as error:  # a launch tells it as an error; a plan stands without the data
         return DataBatch(None, f"the data were not looked at: {error}")
 

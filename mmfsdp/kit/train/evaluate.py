@@ -28,7 +28,7 @@ from ...core.micro_batch import label_tokens, loss_of
 from ...core.quantize import quantize_model
 from ...core.step import count_labels, token_sum
 from ...params import Device, ParamError, RunParams
-from ...params.numbers import size
+from ...params.in_words import size
 from ..data.batch import Batch, Sample
 from ..data.corrupt import CorruptRecord, first_reasons
 from ..data.loader import SkippedRecords, add_skipped
@@ -39,7 +39,7 @@ from ..data.processor import IMAGE, SampleProcessor
 from ..data.sources.reader import as_sample
 from ..models.build import build_model, freeze_model
 from ..run.files.folder import make_inner_folder, open_own, read_json, write_json
-from ..run.files.record import RunRecord
+from ..run.files.run_record import RunRecord
 from ..run.launchers.registry import check_no_replay
 from ..run.ranks.hang import Heartbeat
 from ..run.trust import own_code_of

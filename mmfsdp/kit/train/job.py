@@ -31,9 +31,9 @@ from ..models.kinds import kind_of
 from ..models.weight_files import Weights
 from ..run.files.folder import read_json, write_json
 from ..run.launchers.registry import launcher_named
-from ..run.placement import place_of, too_few_gpus
 from ..run.preempt import Preempted
 from ..run.pretraining import ensure_backbones
+from ..run.rank_count import place_of, too_few_gpus
 from ..run.ranks.fork import forked_from
 from ..run.ranks.hang import Heartbeat
 from ..run.ranks.rank_imports import bring_back

@@ -11,7 +11,7 @@ from torch import nn
 
 from ...core.plan import Param, WrapPlan
 from ...params import ParamError, RunParams, Schedule, TrainParams
-from ...params.numbers import count
+from ...params.in_words import count
 from ...params.own import OwnCode, OwnCodeError, call_own, path_of
 from ..models.kinds import kind_of
 

@@ -27,7 +27,7 @@ from ...params.variables import with_variables
 from ...planning import make_plan
 from ...predict import Estimate, estimate
 from ...predict.memory_events import with_memory_events, with_recording
-from ...predict.recordings import Recordings
+from ...predict.plan_cache import PlanCache
 from ..data import open_sources
 from ..data.chat import NO_SYSTEM, SEVERAL_TURNS
 from ..data.open_sources import Splits, open_for
@@ -37,7 +37,7 @@ from ..models.generated import needs_backbones
 from ..models.kinds import kind_of
 from ..run.launchers.registry import launcher_for
 from ..run.own_code import sources_of
-from ..run.placement import with_ranks
+from ..run.rank_count import with_ranks
 from ..run.slurm.site import settled
 from ..run.start import check_place
 from .data_batch import data_batch
@@ -124,19 +124,19 @@ def previews(
     """
     params = with_ranks(with_variables(params))
     params = params.change(launch=with_cluster(params.launch))
-    model, processor, recordings = _kept(params)
+    model, processor, cache = _kept(params)
     example = example_of(model, params, processor, sources)
-    plan = _with_warnings(plan_run(model, params, example, recordings), processor)
+    plan = _with_warnings(plan_run(model, params, example, cache), processor)
     yield plan, cost_of(plan, params)
     if plan.refused or example is None:  # nobody knows the inputs
         return
     if not plan.memory_events:  # AUTO has needed them
-        plan = with_recording(plan, recordings.record(model, plan, example))
+        plan = with_recording(plan, cache.record(model, plan, example))
         yield plan, cost_of(plan, params)
     yield plan, with_data_peak(plan, cost_of(plan, params), params, sources)
     if for_auto and plan.rules.shards:
         with suppress(ValueError):  # AUTO itself says what is wrong, when it is chosen
-            recordings.group(quantized_copy(model, params.fsdp), params.fsdp, example)
+            cache.group(quantized_copy(model, params.fsdp), params.fsdp, example)
 
 
 def budget_range(params: RunParams) -> tuple[int, int]:
@@ -228,7 +228,7 @@ def kept_model(params: RunParams) -> tuple[nn.Module, SampleProcessor | None]:
     return model, processor
 
 
-def _kept(params: RunParams) -> tuple[nn.Module, SampleProcessor | None, Recordings]:
+def _kept(params: RunParams) -> tuple[nn.Module, SampleProcessor | None, PlanCache]:
     """Return the model without weights, its processor, and what was recorded of it."""
     key = _model_key(params)
     with _building:  # transformers' lazy modules break when two threads import them
@@ -246,9 +246,9 @@ def _model_key(params: RunParams) -> str:
 
 
 @lru_cache(2)
-def _kept_model(key: str) -> tuple[nn.Module, SampleProcessor | None, Recordings]:
+def _kept_model(key: str) -> tuple[nn.Module, SampleProcessor | None, PlanCache]:
     values, *_ = json.loads(key)
-    return *frozen_model(ModelParams.from_dict(values)), Recordings()
+    return *frozen_model(ModelParams.from_dict(values)), PlanCache()
 
 
 def frozen_model(params: ModelParams) -> tuple[nn.Module, SampleProcessor | None]:
@@ -273,11 +273,11 @@ def plan_for(
 
 
 def plan_run(
-    model: nn.Module, params: RunParams, example: dict[str, Any] | None, recordings: Recordings | None = None
+    model: nn.Module, params: RunParams, example: dict[str, Any] | None, cache: PlanCache | None = None
 ) -> WrapPlan:
     """Return the plan of a model that is frozen already, without its cost: enough for the lint.
 
-    recordings: of this model, if it has been planned before.
+    cache: of this model, if it has been planned before.
     """
     # AUTO's budget includes activations. Otherwise tracing takes time for nothing where the order is known.
     kind = kind_of(params.model)
@@ -288,7 +288,7 @@ def plan_run(
         train = train.change(device=Device.CUDA)
     fsdp = params.fsdp.with_node_size(params.launch.ranks_per_node)
     ranks = params.launch.world_size
-    plan = make_plan(model, fsdp, world_size=ranks, example=example, train=train, recordings=recordings)
+    plan = make_plan(model, fsdp, world_size=ranks, example=example, train=train, cache=cache)
     kind.check_plan(model, plan)
     rates_line(plan, spell_out_rates(model, params))  # or a mistake in them
     check_shards(train.optimizer, plan)
@@ -310,12 +310,12 @@ def with_data_peak(
     A plan's own peak is of the longest texts, which may not occur. sources: what `open_sources` gives, if they are
     open.
     """
-    model, processor, recordings = _kept(params)
-    inputs, words = data_batch(params, processor, recordings, sources)
+    model, processor, cache = _kept(params)
+    inputs, words = data_batch(params, processor, cache, sources)
     if inputs is None:
         return replace(cost, batch=words)
     try:
-        recording = recordings.record(quantized_copy(model, params.fsdp), plan, inputs)
+        recording = cache.record(quantized_copy(model, params.fsdp), plan, inputs)
     except ValueError as error:
         return replace(cost, batch=f"the peak of {words} is not known: {error}")
     peak = cost_of(with_recording(plan, recording), params).peak

@@ -24,7 +24,7 @@ from ...core.micro_batch import label_tokens, loss_of
 from ...core.quantize import quantize_model
 from ...core.step import train_step
 from ...params import ParamError, RunParams
-from ...params.numbers import size
+from ...params.in_words import size
 from ...params.own import path_of
 from ..data.open_sources import open_for
 from ..data.own_random import seed_all

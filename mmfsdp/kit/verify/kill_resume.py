@@ -17,7 +17,6 @@ from ...core.micro_batch import loss_of
 from ...params import RunParams
 from ...params.enums import LAYOUTS
 from .. import train
-from ..bench.spawn_ranks import in_processes
 from ..compat.export import export
 from ..compat.layout import layout_of
 from ..data.open_sources import open_for
@@ -26,6 +25,7 @@ from ..run.local import LOOPBACK
 from ..run.own_code import use_code_of
 from ..run.ranks.address import loopback_interface, reserved_port
 from ..run.trust import own_code_of, trust_run
+from ..spawn_ranks import in_processes
 from ..train.evaluate import load_run
 from .batches import batches_of_data
 from .differences import TOLERANCE

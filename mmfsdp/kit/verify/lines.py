@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ...params.base import without_controls
 from ...params.findings import Finding
-from ...params.numbers import WIDTH
+from ...params.in_words import WIDTH
 
 OK: Final = "ok"
 WRONG: Final = "wrong"

@@ -10,7 +10,7 @@ from torch.multiprocessing import ProcessExitedException
 
 from ...params import ParamError
 from ...params.own import OwnCodeError, own_errors
-from ..bench.spawn_ranks import on_ranks
+from ..spawn_ranks import on_ranks
 from .lines import WRONG, Line, from_plain, to_plain
 
 RANKS = 2

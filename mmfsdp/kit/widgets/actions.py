@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipywidgets as w
 
-from ..run.files.record import RunState, Status
+from ..run.files.run_record import RunState, Status
 from ..run.handle import Run
 from .markup import note
 from .report import write_report

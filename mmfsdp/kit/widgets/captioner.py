@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as w
 
 from ...checkpoint.steps import complete_checkpoints
-from ...params.numbers import size
+from ...params.in_words import size
 from ..run.trust import own_code_of
 from .cell import CellWidget, import_lock
 from .markup import note

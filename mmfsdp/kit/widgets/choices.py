@@ -9,7 +9,7 @@ import ipywidgets as w
 
 from ...params import Backend, FrozenDtype, FrozenPolicy, ParamError, Precision
 from ...predict import LAPTOP
-from ..run.placement import crowding
+from ..run.rank_count import crowding
 from .controls import Budget, Buttons, Control, Number, PowerSlider
 from .data_look import DataLook
 from .fits import PAGE_MACHINES, fit_html

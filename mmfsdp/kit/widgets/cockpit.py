@@ -11,8 +11,8 @@ import ipywidgets as w
 
 from ...core.plan import WrapPlan
 from ...params import FrozenPolicy, RunParams
-from ...params.numbers import count
-from ..run.files.record import RunState
+from ...params.in_words import count
+from ..run.files.run_record import RunState
 from ..run.handle import Run
 from ..run.ranks.warm import warm_up
 from ..run.state import is_run

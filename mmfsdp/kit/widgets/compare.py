@@ -16,9 +16,9 @@ import ipywidgets as w
 
 from ...params import ParamError
 from ...params.base import leaves, without_controls
-from ...params.numbers import size
+from ...params.in_words import size
 from ..run.files.folder import ABOUT_LOSS, final_loss, read_metrics, read_result, write_text
-from ..run.files.record import RunState
+from ..run.files.run_record import RunState
 from ..run.state import is_run, run_state
 from .cell import CellWidget, close_all
 from .charts.charts import Charts

@@ -11,7 +11,7 @@ import ipywidgets as w
 
 from ...params import RunParams
 from ...params.base import plain
-from ...params.numbers import size
+from ...params.in_words import size
 from .markup import note
 
 Choose = Callable[[str, Any], None]

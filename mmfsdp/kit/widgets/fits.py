@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import NamedTuple
 
-from ...params.numbers import size
+from ...params.in_words import size
 from ...predict import LAPTOP, LAPTOP_BYTES, MACHINES, machine_of_run, step_time, workload
 from .planned_run import PlannedRun
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...params.numbers import size
+from ...params.in_words import size
 from ..run.files.folder import read_metrics
 from .markup import note, table
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import ipywidgets as w
 
-from ..run.files.record import RunState
+from ..run.files.run_record import RunState
 from .form import RunForm
 from .starter import Starter
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
-from ...params.numbers import size
+from ...params.in_words import size
 from .markup import svg
 from .pictures.rank_picture import BOX_GAP, LANE_GAP, LEFT, MIN_BOX, Lanes, Shapes, places_of, rectangle
 from .pictures.unit_boxes import Box, name_of, short_text

@@ -10,9 +10,9 @@ from typing import Any
 import ipywidgets as w
 import traitlets
 
-from ...params.numbers import size
+from ...params.in_words import size
 from ..run.files.folder import read_json, read_result
-from ..run.files.record import RunState, Status
+from ..run.files.run_record import RunState, Status
 from ..run.files.snapshot import Snapshot
 from ..run.handle import Run
 from ..run.interrupt import interruptible

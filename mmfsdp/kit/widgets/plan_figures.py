@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from ...core.plan import WrapPlan
-from ...params.numbers import size
+from ...params.in_words import size
 from ...predict import Estimate
 
 SAME_SHARE = 0.005

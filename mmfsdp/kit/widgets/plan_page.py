@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from ...core.plan import WrapPlan
-from ...params.numbers import count, size
+from ...params.in_words import count, size
 from ...predict import LAPTOP, machine_of_run, step_time, workload
 from ...predict.timeline import frozen_bytes_at_rest
 from .fits import room

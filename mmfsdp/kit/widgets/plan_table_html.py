@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...core.plan import WrapPlan
-from ...params.numbers import count, size
+from ...params.in_words import count, size
 from .markup import note, table
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import ipywidgets as w
 import yaml
 
-from ...params.numbers import size
+from ...params.in_words import size
 from ..run.files.folder import (
     MAX_METRICS_BYTES,
     best_words,
@@ -24,7 +24,7 @@ from ..run.files.folder import (
     write_text,
 )
 from ..run.files.history import read_moments, stage_seconds
-from ..run.files.record import RunRecord
+from ..run.files.run_record import RunRecord
 from ..run.files.snapshot import Snapshot
 from ..run.state import run_state
 from ..run.trouble import headline, troubles

@@ -11,11 +11,11 @@ from typing import Any
 from ...core.plan import WrapPlan
 from ...params import TrainParams
 from ...params.base import from_plain, leaves
-from ...params.numbers import count
+from ...params.in_words import count
 from ...predict import Estimate, estimate
 from ...predict.memory import Memory
 from ...predict.timeline import step_timeline
-from ..run.files.record import RunRecord, replay_words
+from ..run.files.run_record import RunRecord, replay_words
 from ..run.launchers.registry import launcher_named
 from .pictures.plan_pictures import plan_pictures
 from .plan_figures import figures_html, plan_figures

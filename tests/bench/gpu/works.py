@@ -14,7 +14,7 @@ from mmfsdp.core.collectives import group_device
 from mmfsdp.core.step import train_step
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.kit.bench.bench_models import copy_to
-from mmfsdp.kit.bench.spawn_ranks import on_ranks
+from mmfsdp.kit.spawn_ranks import on_ranks
 from mmfsdp.kit.train.cpu_memory import cpu_memory
 from mmfsdp.kit.train.meters import Collectives
 from mmfsdp.kit.train.optimizer import build_optimizer, build_scaler

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ....params import ParamError
-from ....params.numbers import size
+from ....params.in_words import size
 from ..rows.row_pictures import columns_of_names
 from .file_bytes import State, check_unchanged, state_of
 from .first_bytes import START_BYTES, what_it_is

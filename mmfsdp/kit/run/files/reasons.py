@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...hangs.find import CROSSED, DIFFERENT, ENDED, MISSING, NO_END, STOPPED, UNKNOWN_GROUP
+from ...hangs.compare import CROSSED, DIFFERENT, ENDED, MISSING, NO_END, STOPPED, UNKNOWN_GROUP
 
 MEMORY, SHARED_MEMORY, DISK = "memory", "shared memory", "disk"
 COLLECTIVES, LOST_PEER, LIBRARY, CRASH = "collectives", "lost peer", "library", "crash"

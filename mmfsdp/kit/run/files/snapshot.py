@@ -26,7 +26,7 @@ from .folder import (
     read_metrics,
     read_result,
 )
-from .record import JOB_NUMBER, MAX_REASON, RunRecord, RunState, rank_status, state_of_values, status_values
+from .run_record import JOB_NUMBER, MAX_REASON, RunRecord, RunState, rank_status, state_of_values, status_values
 
 T = TypeVar("T")
 

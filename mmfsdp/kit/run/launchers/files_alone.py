@@ -10,7 +10,7 @@ from signal import Signals
 
 from ....params import ParamError
 from ..files.reasons import NO_SIGN, Reason
-from ..files.record import BEING_CANCELLED, RunRecord, RunState, Status, because
+from ..files.run_record import BEING_CANCELLED, RunRecord, RunState, Status, because
 from ..files.snapshot import Snapshot
 from ..local_state import OTHER_HOST_TIMEOUT_S, silence_of
 from .launcher import Launcher, StartedRanks

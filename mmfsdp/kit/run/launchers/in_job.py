@@ -7,7 +7,7 @@ import os
 from ....params import LaunchParams
 from ....params.run import read_cluster
 from ....predict.machines import check_figures
-from ..files.record import RunRecord
+from ..files.run_record import RunRecord
 from ..files.snapshot import Snapshot
 from ..local import RUN_VARIABLE
 from ..slurm.job_gpus import gpus_of_node

@@ -23,7 +23,7 @@ from ....params import Device, LaunchParams, ParamError, RunParams
 from ....params.own import path_of
 from ....params.run import with_cluster
 from ..files.reasons import Reason
-from ..files.record import RunRecord, RunState, rank_status, rank_statuses
+from ..files.run_record import RunRecord, RunState, rank_status, rank_statuses
 from ..files.snapshot import Snapshot
 from ..local import (
     FOLDER_VARIABLE,

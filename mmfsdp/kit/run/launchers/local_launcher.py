@@ -10,8 +10,8 @@ from typing import Any
 import submitit
 
 from ....params import Device, LaunchParams, RunParams
-from .. import placement
-from ..files.record import RunRecord
+from .. import rank_count
+from ..files.run_record import RunRecord
 from ..files.snapshot import Snapshot
 from ..local import LOOPBACK, available_cores
 from ..ranks.address import loopback_interface, set_interface
@@ -42,11 +42,11 @@ class Local(Launcher):
 
     def gpus(self, params: RunParams) -> int:
         """Return the GPUs that torch sees here."""
-        return 0 if params.train.device is Device.CPU else placement.count_gpus()
+        return 0 if params.train.device is Device.CPU else rank_count.count_gpus()
 
     def why_no_gpu(self, gpus: int) -> str:
         """Return why the ranks are on the CPU, of what torch and the driver say."""
-        return placement.why_no_gpu_here(gpus)
+        return rank_count.why_no_gpu_here(gpus)
 
     def threads(self, launch: LaunchParams) -> int:
         """Return the threads of a rank: those that were asked for, else the cores shared evenly."""
@@ -55,7 +55,7 @@ class Local(Launcher):
     def check(self, params: RunParams) -> None:
         """Raise ParamError for what this machine cannot do, and for fewer GPUs than ranks where GPUs are wanted."""
         params.fsdp.check_machine()
-        placement.check_gpus(params)
+        rank_count.check_gpus(params)
 
     def start(self, folder: Path, record: RunRecord, *, port: int) -> StartedRanks:
         """Start the ranks in this process's environment."""

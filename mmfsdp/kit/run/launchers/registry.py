@@ -16,7 +16,7 @@ from ....params.enums import imported
 from ....params.launching import SLURM_FIELDS, LaunchParams
 from ....params.own import OwnCode, OwnCodeError, call_own, path_of
 from ..files.folder import read_params_yaml
-from ..files.record import REPLAY, RunRecord, replay_words
+from ..files.run_record import REPLAY, RunRecord, replay_words
 from ..own_code import use_code_of
 from ..trust import own_code_of, was_told_to_trust
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..files.record import RunRecord, RunState
+from ..files.run_record import RunRecord, RunState
 from ..files.snapshot import Snapshot
 from ..replay.player import replay_state
 from .launcher import Launcher, StartedRanks

@@ -18,7 +18,7 @@ import psutil
 from ....params import Device, LaunchParams, ParamError, RunParams
 from ....params.run import with_cluster
 from ..files.reasons import NO_ANSWER, NO_SUCH_JOB, NOT_ITS_JOB, Reason
-from ..files.record import RunRecord, RunState, cancelled_state, rank_status, write_status
+from ..files.run_record import RunRecord, RunState, cancelled_state, rank_status, write_status
 from ..files.snapshot import Snapshot
 from ..local import signal_rank
 from ..slurm import site

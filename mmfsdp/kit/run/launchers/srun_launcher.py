@@ -22,11 +22,11 @@ from ....params import Device, LaunchParams, ParamError, RunParams
 from ....params.run import with_cluster
 from ....params.shell_words import expanded
 from ..files.reasons import ALLOCATION_ENDED, Reason
-from ..files.record import RunRecord, RunState, Status
+from ..files.run_record import RunRecord, RunState, Status
 from ..files.snapshot import Snapshot
 from ..hub_cache import is_offline
 from ..local import processes_of
-from ..placement import with_ranks
+from ..rank_count import with_ranks
 from ..ranks.address import HOST_VARIABLE, PORTS
 from ..ranks.rank import run_rank
 from ..slurm.ask_slurm import ask_slurm, scancel

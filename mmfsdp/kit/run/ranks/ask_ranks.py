@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from ...hangs.entered import RankRecord, parse
-from ...hangs.name_own import PLAN
+from ...hangs.own_loop import PLAN
 from ...hangs.rank_server import (
     PICKLED_LIST,
     SOCKETS_VARIABLE,
@@ -33,7 +33,7 @@ from ...hangs.rank_server import (
     with_groups,
 )
 from ..files.folder import make_inner_folder, read_json, touch, write_bytes, write_text
-from ..files.record import RunRecord, rank_status
+from ..files.run_record import RunRecord, rank_status
 from ..launchers.registry import launcher_named
 from ..local import is_same_process
 

@@ -23,8 +23,8 @@ from submitit.local.local import LocalJob
 from ....params import Device, RunParams
 from ....params.own import own_fields
 from ..files.folder import open_own
-from ..files.record import ENTRIES, SITE_CHECK, RunRecord
-from ..placement import is_on_cpu
+from ..files.run_record import ENTRIES, SITE_CHECK, RunRecord
+from ..rank_count import is_on_cpu
 from .fork import Fork, fork, may_fork, set_output, without_threads
 from .hang import Heartbeat
 from .rank_imports import rank_imports

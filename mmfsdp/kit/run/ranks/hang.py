@@ -28,7 +28,7 @@ from ..files.folder import (
 from ..files.history import BEAT, add_moment
 from ..files.reasons import NOT_STARTED as NEVER_STARTED
 from ..files.reasons import SHARED_MEMORY, SILENCE
-from ..files.record import RunRecord, RunState, Status, because, write_status
+from ..files.run_record import RunRecord, RunState, Status, because, write_status
 from ..files.stages import NOT_STARTED, SLOW_FACTOR, is_step, patience_s, progress_of, stage_of
 from ..launchers.registry import launcher_in_run
 from ..local import process_start

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from ....core.plan import WrapPlan
 from ....params import ParamError, RunParams
+from ...hangs.compare import ENDED, Hang, find_departure, find_ended, find_hang
 from ...hangs.entered import RankRecord
-from ...hangs.find import ENDED, Hang, find_departure, find_ended, find_hang
-from ...hangs.name_own import PLAN, order_in
 from ...hangs.order import StepOrder, step_order
+from ...hangs.own_loop import PLAN, order_in
 from ...hangs.stacks import Frame, main_stack
 from ...hangs.words import NO_ORDER, hang_words
 from ..files.folder import Row, last_bytes, log_paths, read_json
 from ..files.reasons import COLLECTIVES, LOST_PEER
-from ..files.record import RunRecord, RunState, because, rank_statuses
+from ..files.run_record import RunRecord, RunState, because, rank_statuses
 from ..files.snapshot import Snapshot
 from .ask_ranks import KEPT_PLAN, ask_here, ask_ranks, kept, sockets_here
 from .silent_ranks import library_error

@@ -21,7 +21,7 @@ from ....params.own import OwnCodeError
 from ..error_kinds import kind_of
 from ..files.folder import add_event, last_row, open_own, touch, write_json
 from ..files.history import RANK, add_moment
-from ..files.record import SITE_CHECK, TRAININGS, RunRecord, function_of
+from ..files.run_record import SITE_CHECK, TRAININGS, RunRecord, function_of
 from ..launchers.launcher import Launcher, Place
 from ..launchers.registry import launcher_in_run
 from ..local import process_start

@@ -17,7 +17,7 @@ from typing import Any
 
 from ....params import BackboneParams, BackboneSource, RunParams
 from ....params.own import own_fields
-from ..placement import is_on_cpu
+from ..rank_count import is_on_cpu
 
 OF_MODELS = ("open_clip", "transformers.models.llama.modeling_llama")
 """Modules that most models are built with, and that take longest to import."""
@@ -33,7 +33,7 @@ AHEAD_OF_RUNS = (
 )
 """Modules that the warm process imports before it forks the processes of local runs (warm.py)."""
 AHEAD_OF_FUNCTIONS = (*OF_MODELS, "mmfsdp.kit.train.job")
-"""Modules that are imported before the ranks of a function are forked (kit/bench/spawn_ranks.py)."""
+"""Modules that are imported before the ranks of a function are forked (kit/spawn_ranks.py)."""
 AHEAD_OF_CELLS = (
     "torch._dynamo",
     "mmfsdp.kit.models",

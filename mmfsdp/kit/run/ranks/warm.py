@@ -30,7 +30,7 @@ from typing import Any
 from ....params import RunParams
 from ..launchers.registry import launcher_named
 from ..local import FOLDER_VARIABLE, RUN_VARIABLE
-from ..placement import is_on_cpu
+from ..rank_count import is_on_cpu
 from .fork import WARM, fork, may_fork, set_output, without_threads
 from .rank_imports import AHEAD_OF_RUNS
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..files.folder import Row, heartbeat_path, last_line, metrics_path, open_own, put_heartbeat, touch, write_json
 from ..files.reasons import PLAYER_GONE
-from ..files.record import BEING_CANCELLED, RunRecord, RunState, Status, because, state_of_values, values_of_state
+from ..files.run_record import BEING_CANCELLED, RunRecord, RunState, Status, because, state_of_values, values_of_state
 from ..files.snapshot import Snapshot
 from ..files.stages import progress_of
 from ..pretraining import FILE as BACKBONES_FILE

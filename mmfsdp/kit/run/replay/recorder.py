@@ -36,7 +36,7 @@ from ..files.folder import (
     read_result,
 )
 from ..files.history import BACKBONES, BEAT, EVENT, RANK, STATE, Happened, read_moments
-from ..files.record import (
+from ..files.run_record import (
     RunRecord,
     RunState,
     Status,

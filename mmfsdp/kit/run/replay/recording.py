@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ....params import ParamError
 from ....params.base import did_you_mean, without_controls
-from ....params.numbers import size
+from ....params.in_words import size
 from ..files.folder import (
     EVENT_KINDS,
     EVENT_TYPES,
@@ -36,7 +36,7 @@ from ..files.folder import (
     write_text,
 )
 from ..files.history import BACKBONES, BEAT, EVENT, RANK, STATE
-from ..files.record import ENTRIES, RANK_TYPES, STATE_KEYS, STATUS_TYPES, TRAIN, RunRecord, Status
+from ..files.run_record import ENTRIES, RANK_TYPES, STATE_KEYS, STATUS_TYPES, TRAIN, RunRecord, Status
 from ..launchers.registry import launcher_named
 from ..pretraining import TYPES as BACKBONES_TYPES
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ....params import LaunchParams, ParamError, RunParams
 from ..files.folder import PathLike, write_json, write_text
-from ..files.record import REPLAY, RunState, Status, because, values_of_state, write_status
+from ..files.run_record import REPLAY, RunState, Status, because, values_of_state, write_status
 from ..handle import Run
 from ..start import free_name, make_folder, runs_folder, start_detached
 from ..state import run_state

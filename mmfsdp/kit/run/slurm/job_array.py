@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ....params.run import with_cluster
 from ..files.folder import make_inner_folder, write_text
-from ..files.record import RunState, Status, because, write_status
+from ..files.run_record import RunState, Status, because, write_status
 from ..own_code import write_code
 from ..pretraining import pretrain_first
 from ..start import make_folder, make_record

@@ -18,7 +18,7 @@ from ....params.run import with_cluster
 from ....params.shell_words import needed_variables
 from ....params.variables import with_variables
 from ..launchers.registry import launcher_named
-from ..placement import count_of, with_ranks
+from ..rank_count import count_of, with_ranks
 from ..ranks.address import HOST_VARIABLE
 from .ask_slurm import CLUSTERS, ask_slurm
 from .job_gpus import GPUS_VARIABLE

@@ -20,11 +20,11 @@ from ....params.run import with_cluster
 from ....params.shell_words import bash_words
 from ..error_kinds import kind_of
 from ..files.folder import write_text
-from ..files.record import JOB_NUMBER, RunRecord, RunState, Status, because, write_status
+from ..files.run_record import JOB_NUMBER, RunRecord, RunState, Status, because, write_status
 from ..files.snapshot import EXIT_CODE_FILE
 from ..hub_cache import is_offline
-from ..placement import with_ranks
 from ..pretraining import pretrain_first
+from ..rank_count import with_ranks
 from ..ranks.address import PORTS
 from ..ranks.rank import run_rank
 from .ask_slurm import CLUSTERS, scancel

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from ..files.reasons import ADVICE, BATCH_SCRIPT, JOB_MEMORY, LOST_PEER, NO_LOG, NO_PYTHON, NOT_STARTED
-from ..files.record import RunState, Status, because, failed_first, first_failure
+from ..files.run_record import RunState, Status, because, failed_first, first_failure
 from ..files.snapshot import Snapshot
 from ..ranks.silent_ranks import death_words
 from .slow_start import field_of_line

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..files.folder import last_line
 from ..files.reasons import ADVICE, INTERRUPTED, JOB_MEMORY, TIME_LIMIT, Reason
-from ..files.record import (
+from ..files.run_record import (
     BEING_CANCELLED,
     RunRecord,
     RunState,

@@ -32,7 +32,7 @@ from ..files.folder import (
     read_result,
     write_json,
 )
-from ..files.record import RunState
+from ..files.run_record import RunState
 from ..launchers.registry import check_no_replay
 from ..state import SWEEP_FILE, is_run, run_state
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ....params.numbers import size
+from ....params.in_words import size
 from ..markup import path, short_number, svg, text, ticks
 from ..style import INK, RUN_COLORS
 from .chart_data import Table

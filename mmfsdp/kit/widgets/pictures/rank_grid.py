@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from statistics import median
 
-from ....params.numbers import size
+from ....params.in_words import size
 from ...run.state import RankProgress
 from ...run.trouble import Trouble
 from ..style import INK, RUN_COLORS

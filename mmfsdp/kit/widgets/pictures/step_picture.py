@@ -8,7 +8,7 @@ from html import escape
 from itertools import groupby
 
 from ....core.plan import WrapPlan
-from ....params.numbers import size
+from ....params.in_words import size
 from ....predict.timeline import Moment, Timeline
 from ..markup import svg, text, ticks, width_of
 from ..style import FILL

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from ....core.plan import Unit, UnitKind, WrapPlan
-from ....params.numbers import count, size
+from ....params.in_words import count, size
 
 MAX_BOXES = 24
 """In a plan of more units, patterns that repeat are merged."""

@@ -19,9 +19,9 @@ from typing import Any
 
 import psutil
 
+from ...hangs.compare import find_hang
 from ...hangs.entered import RankRecord, parse
-from ...hangs.find import find_hang
-from ...hangs.name_own import PLAN, order_in
+from ...hangs.own_loop import PLAN, order_in
 from ...hangs.rank_server import SOCKETS_VARIABLE, ask_lists, remove, serve_here, socket_folder, with_groups
 from ...hangs.stacks import Frame, main_stack
 from ...hangs.words import NO_ORDER, hang_words

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from ..run.ranks.address import loopback_interface
-from ..run.ranks.rank_imports import AHEAD_OF_FUNCTIONS
+from .run.ranks.address import loopback_interface
+from .run.ranks.rank_imports import AHEAD_OF_FUNCTIONS
 
 
 def on_ranks(

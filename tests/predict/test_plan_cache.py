@@ -7,14 +7,14 @@ from torch import nn
 from mmfsdp.kit.train import prepare
 from mmfsdp.params import FSDPParams, TrainParams, load
 from mmfsdp.planning import make_plan
-from mmfsdp.predict import estimate, recordings
-from mmfsdp.predict.recordings import NOT_RECORDED, Recordings
+from mmfsdp.predict import estimate, plan_cache
+from mmfsdp.predict.plan_cache import NOT_RECORDED, PlanCache
 from tests.tiny import tiny_batch, tiny_flamingo
 
 TRAIN = TrainParams(device="cpu")
 
 
-class Counted(Recordings):
+class Counted(PlanCache):
     """Knows how often it recorded."""
 
     @property
@@ -48,7 +48,7 @@ def test_policy_ranks_and_strategy_need_no_new_recording_and_the_plan_is_the_sam
     for fields in choices:
         fsdp = FSDPParams(**EACH_LAYER, **fields)
         for ranks in (2, 4):
-            plan = make_plan(model, fsdp, world_size=ranks, example=BATCH, train=TRAIN, recordings=kept)
+            plan = make_plan(model, fsdp, world_size=ranks, example=BATCH, train=TRAIN, cache=kept)
             alone = make_plan(model, fsdp, world_size=ranks, example=BATCH, train=TRAIN)
             assert plan == alone and estimate(plan, TRAIN) == estimate(alone, TRAIN), fields
     assert kept.number == 2, "of FSDP2, and of FSDP1"
@@ -57,20 +57,20 @@ def test_policy_ranks_and_strategy_need_no_new_recording_and_the_plan_is_the_sam
 def test_one_recording_serves_every_policy_of_a_flamingo():
     model, kept, example = tiny_flamingo(), Counted(), tiny_batch().inputs()
     for fields in ({}, {"frozen_policy": "REPLICATE"}):
-        plan = make_plan(model, FSDPParams(**fields), world_size=2, example=example, recordings=kept)
+        plan = make_plan(model, FSDPParams(**fields), world_size=2, example=example, cache=kept)
     assert kept.number == 1
     assert plan == make_plan(model, FSDPParams(**fields), world_size=2, example=example)
 
 
 def test_auto_needs_no_trace_of_its_own_after_a_plan_that_foresaw_it(monkeypatch):
     with_example = []
-    group = recordings.trace_and_group
+    group = plan_cache.trace_and_group
 
     def counting(model, params, example):
         with_example.append(example is not None)
         return group(model, params, example)
 
-    monkeypatch.setattr(recordings, "trace_and_group", counting)
+    monkeypatch.setattr(plan_cache, "trace_and_group", counting)
     prepare._kept_model.cache_clear()
     *_, (plan, _) = prepare.previews(load("tiny"), for_auto=True)
     assert with_example == [False, True]
@@ -93,22 +93,22 @@ def test_whatever_changes_what_is_computed_needs_a_new_recording():
     for number, (fields, example) in enumerate(changes, 1):
         fsdp = FSDPParams(**EACH_LAYER, **fields)
         for _ in range(2):
-            plan = make_plan(model, fsdp, world_size=2, example=example, recordings=kept)
+            plan = make_plan(model, fsdp, world_size=2, example=example, cache=kept)
         assert kept.number == number, fields
         assert plan == make_plan(model, fsdp, world_size=2, example=example)
-    make_plan(model, FSDPParams(auto_wrap_policy="NO_WRAP"), world_size=2, example=BATCH, recordings=kept)
+    make_plan(model, FSDPParams(auto_wrap_policy="NO_WRAP"), world_size=2, example=BATCH, cache=kept)
     assert kept.number == len(changes) + 1, "another set of units"
 
 
 def test_values_that_a_model_may_read_as_numbers_count_and_others_do_not():
     model, kept = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8)), Counted()
     for number, ids in enumerate(([1, 2], [1, 3]), 1):
-        make_plan(model, FSDPParams(), world_size=2, example={"input": torch.tensor([ids])}, recordings=kept)
+        make_plan(model, FSDPParams(), world_size=2, example={"input": torch.tensor([ids])}, cache=kept)
         assert kept.number == number
     model, kept = layers(), Counted()
     for value in (0.0, 1.0):
         example = {"input": torch.full((4, 16), value)}
-        make_plan(model, FSDPParams(), world_size=2, example=example, recordings=kept)
+        make_plan(model, FSDPParams(), world_size=2, example=example, cache=kept)
     assert kept.number == 1
 
 
@@ -118,15 +118,15 @@ def test_a_recording_of_another_freezing_is_not_used():
     for trainable in (0, 1):
         for index, layer in enumerate(model):
             layer.requires_grad_(index == trainable)
-        make_plan(model, FSDPParams(auto_wrap_policy="NO_WRAP"), world_size=2, example=example, recordings=kept)
+        make_plan(model, FSDPParams(auto_wrap_policy="NO_WRAP"), world_size=2, example=example, cache=kept)
     assert kept.number == 2
 
 
 def test_the_oldest_recordings_are_dropped(monkeypatch):
-    monkeypatch.setattr("mmfsdp.predict.recordings.MAX_KEPT", 2)
+    monkeypatch.setattr("mmfsdp.predict.plan_cache.MAX_KEPT", 2)
     model, kept = nn.Sequential(nn.Linear(8, 8)), Counted()
     for batch in (1, 2, 3):
-        make_plan(model, FSDPParams(), world_size=2, example={"input": torch.ones(batch, 8)}, recordings=kept)
+        make_plan(model, FSDPParams(), world_size=2, example={"input": torch.ones(batch, 8)}, cache=kept)
     assert kept.number == 2
 
 
@@ -138,5 +138,5 @@ def test_an_unusable_example_fails_each_time():
     model, kept = nn.Sequential(nn.Linear(8, 8)), Counted()
     for _ in range(2):
         with pytest.raises(ValueError, match="example"):
-            make_plan(model, FSDPParams(), world_size=2, example={"input": torch.ones(1, 9)}, recordings=kept)
+            make_plan(model, FSDPParams(), world_size=2, example={"input": torch.ones(1, 9)}, cache=kept)
     assert not kept.number

@@ -30,7 +30,7 @@ NOT_RECORDED = {
 that runs: they say how the units' weights are stored and sent."""
 
 
-class Recordings:
+class PlanCache:
     """Keep what was traced and recorded of one model, whose forward must not change between plans.
 
     What is kept is found by all else that it depends on: which parameters train, the example, the backend that runs,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.plan import WITHOUT_LOSS, WrapPlan
 from ..params import Device, TrainParams
-from ..params.numbers import size
+from ..params.in_words import size
 from .memory import Memory, memory_at_rest, memory_on_host, step_walk
 from .wire import CollectiveCount, collectives
 

@@ -9,8 +9,8 @@ import yaml
 
 from mmfsdp import ParamError, Run, RunParams, launch, sweep
 from mmfsdp.kit import cli
-from mmfsdp.kit.run import placement
-from mmfsdp.kit.run.placement import count_gpus, trains_on, with_ranks
+from mmfsdp.kit.run import rank_count
+from mmfsdp.kit.run.rank_count import count_gpus, trains_on, with_ranks
 from mmfsdp.kit.run.slurm.slurm import sbatch_text
 from mmfsdp.kit.train.prepare import preview
 from mmfsdp.params import load
@@ -29,7 +29,7 @@ def gpus(monkeypatch, tmp_path):
     def see(number: int) -> None:
         if number:
             (tmp_path / "driver").touch()
-        monkeypatch.setattr(placement, "DRIVER_FILES", (str(tmp_path / "driver"),))
+        monkeypatch.setattr(rank_count, "DRIVER_FILES", (str(tmp_path / "driver"),))
         monkeypatch.setattr("torch.cuda.device_count", lambda: number)
 
     return see
@@ -37,15 +37,15 @@ def gpus(monkeypatch, tmp_path):
 
 COUNT = """
 import sys
-from mmfsdp.kit.run import placement
-placement.DRIVER_FILES = (sys.argv[1],)
-print(placement.count_gpus(), "torch" in sys.modules)
+from mmfsdp.kit.run import rank_count
+rank_count.DRIVER_FILES = (sys.argv[1],)
+print(rank_count.count_gpus(), "torch" in sys.modules)
 """
 
 
 def test_gpus_are_counted_without_torch_where_there_is_no_driver(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1 / 0)
-    monkeypatch.setattr(placement, "DRIVER_FILES", ("/no/driver",))
+    monkeypatch.setattr(rank_count, "DRIVER_FILES", ("/no/driver",))
     assert count_gpus() == 0
     assert in_fresh_python(COUNT, "/no/driver").split() == ["0", "False"]
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from ....params import ParamError
 from ..files.folder import PathLike
-from ..files.record import RunRecord, rank_statuses
+from ..files.run_record import RunRecord, rank_statuses
 from ..launchers.registry import check_no_replay
 from ..state import run_state
 from .recorder import recording_of
