@@ -33,6 +33,14 @@ def parts_of(number: int) -> dict[str, Any]:
     return runpy.run_path(str(original(number)))
 
 
+def batches_of(number: int, moved: bool) -> Callable[[int, int], Any]:
+    """Return a script's `batch_of`; moved: as its second run has it, see script_rank.run_moved."""
+    script = parts_of(number)
+    if not moved:
+        return script["batch_of"]
+    return lambda step, rank: script["batch_of"](script["STEPS"] - 1 - step, RANKS - 1 - rank)
+
+
 def weights_of(model: nn.Module) -> Weights:
     """Return a model's parameters, a tied one by each of its names."""
     return {name: p.detach().clone() for name, p in model.named_parameters(remove_duplicate=False)}
@@ -73,13 +81,13 @@ def train(
 
 
 @cache
-def text_only() -> Training:
+def text_only(moved: bool = False) -> Training:
     """Return the training of script 1."""
-    script = parts_of(1)
+    script, batch_of = parts_of(1), batches_of(1, moved)
     model = script["build"]()
     return train(
         model,
-        lambda step: [model(*script["batch_of"](step, rank)) for rank in range(RANKS)],
+        lambda step: [model(*batch_of(step, rank)) for rank in range(RANKS)],
         steps=script["STEPS"],
         optimizer=sgd(model),
     )
@@ -119,20 +127,20 @@ def frozen_layers() -> Training:
     )
 
 
-def left_out(way: str) -> Weights:
+def left_out(way: str, moved: bool = False) -> Weights:
     """Return the weights of script 4, where what the damaged batch does is one of:
 
     all: no rank takes this step; rank: the damaged batch has a gradient of zero; row: only the damaged row is left
     out; zeros: the same, and the mean is over all rows; target: the damaged row has a target of 0; never: training ends
     at that step.
     """
-    script = parts_of(4)
+    script, batch_of = parts_of(4), batches_of(4, moved)
     model = script["build"]()
     optimizer = sgd(model)
     for step in range(script["STEPS"]):
         losses = []
         for rank in range(RANKS):
-            x, y = script["batch_of"](step, rank)
+            x, y = batch_of(step, rank)
             good = torch.isfinite(y).flatten()
             if not good.all() and way in ("all", "rank", "never"):
                 continue
@@ -224,13 +232,13 @@ def cross_attention(way: str) -> Training:
 
 
 @cache
-def without_pictures() -> Training:
+def without_pictures(moved: bool = False) -> Training:
     """Return the training of script 9."""
-    script = parts_of(9)
+    script, batch_of = parts_of(9), batches_of(9, moved)
     model = script["build"]()
     return train(
         model,
-        lambda step: [model(**script["batch_of"](step, rank)) for rank in range(RANKS)],
+        lambda step: [model(**batch_of(step, rank)) for rank in range(RANKS)],
         steps=script["STEPS"],
         optimizer=script["make_optimizer"](model),
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from .checks import exercise, number
 from .file_parts import own_parts
-from .grades import beside_torch, graded, predicted_as_measured
+from .grades import DTYPE, beside_torch, graded, predicted_as_measured
 from .small_units import hint_for_small_units
 
 
@@ -46,6 +46,14 @@ def shard() -> str | None:
         for rank, (got, want) in enumerate(zip(shards, padded, strict=True)):
             if not torch.equal(got, want):
                 return f"Of {rows} rows rank {rank} should keep {want.tolist()}, and it has {got.tolist()}."
+    for rank, values in enumerate(found):
+        for name, got in values.items():
+            if got.untyped_storage().nbytes() > got.nbytes:
+                return (
+                    f"The rows are right, and rank {rank} holds {got.untyped_storage().nbytes()} bytes for the "
+                    f"{got.nbytes} of {name}: a slice is a view, and the memory of the whole tensor stays as long as "
+                    "there is one. Copy the rows into memory of their own, so that the whole can be freed."
+                )
     return None
 
 
@@ -76,15 +84,20 @@ def refill() -> str | None:
         return "The second layer, tied to the first one, still has another parameter: place it for *every* owner."
     if not torch.allclose(values["grad"].flatten(), values["want"]):
         return "Backward gave another gradient than the values make: are the rows copied without the padding?"
+    if values["half"] != 18:
+        return (
+            f"With a whole parameter in bf16 it has {values['half']} bytes: 3 x 3 numbers of 2 bytes are 18. The bytes "
+            "of an element are those of `piece.whole`; the shard may be in another dtype."
+        )
     return None
 
 
 @exercise("02.gather")
 def gather() -> str | None:
-    """The weights as they were, and twice the mean of 1 and 2 times the gradients."""
+    """The weights as they were, and twice the mean of 1, 2 and 3 times the gradients; one collective each time."""
     import torch
 
-    found = graded("02.gather", "collectives")
+    found = graded("02.gather", "collectives", 3)
     if isinstance(found, str):
         return found
     for rank, values in enumerate(found):
@@ -93,6 +106,8 @@ def gather() -> str | None:
                 f"Rank {rank} gathered {numbers(values['gathered'])}, and the layer had {numbers(values['before'])}. "
                 "Row r of `by_rank` has the shards of rank r, and each piece its own columns."
             )
+        if not torch.equal(values["half"], values["before"].bfloat16()):
+            return "In fp32 all is right, and a unit whose whole parameters are in bf16 gathers other values."
         if rows := set(values["rows"]) - {rank, -1}:
             return (
                 f"Rank {rank} sends row {min(rows)} of `by_rank`, which is another rank's. gloo gives the right values "
@@ -100,18 +115,39 @@ def gather() -> str | None:
             )
         if values["weight"] is None or values["bias"] is None:
             return "The shards have no gradient: set `piece.shard.grad` in the loop."
-        whole = torch.cat([torch.arange(6.0).view(3, 2), torch.zeros(1, 2)])
-        want = 3 * whole[2 * rank : 2 * rank + 2]  # two times the mean of one and two times
+        whole = torch.cat([torch.arange(8.0).view(4, 2), torch.zeros(2, 2)])
+        want = 4 * whole[2 * rank : 2 * rank + 2]  # two times the mean of one, two and three times
         got = values["weight"]
-        if torch.allclose(got, 2 * want):
-            return "That is the sum over the ranks. The gradient of the whole batch is their mean."
-        if torch.allclose(got, want / 2):
-            return "The second micro-batch replaced the gradient of the first: add to what is there."
         if not torch.allclose(got, want):
+            if torch.allclose(got, 3 * want):
+                return "That is the sum over the ranks. The gradient of the whole batch is their mean."
+            if torch.allclose(got, 1.5 * want):
+                return "Divided by 2? The mean is over as many ranks as there are: `dist.get_world_size()`."
+            if torch.allclose(got, want / 2):
+                return "The second micro-batch replaced the gradient of the first: add to what is there."
             return f"Rank {rank}'s gradient of the weight is {got.tolist()}, and should be {want.tolist()}."
-        if not torch.allclose(values["bias"], torch.tensor([[3.0, 3.0], [3.0, 0.0]])[rank]):
+        if not torch.allclose(values["bias"], torch.tensor([[4.0, 4.0], [4.0, 4.0], [0.0, 0.0]])[rank]):
             return (
                 f"The weight's gradient is right, and the bias's is {values['bias'].tolist()}: which columns are its?"
+            )
+        if hint := collectives_hint(values["calls"]):
+            return hint
+    return None
+
+
+def collectives_hint(calls: dict[str, int]) -> str | None:
+    """Return the hint for other collectives than one all-gather, and a reduce-scatter for each of two micro-batches."""
+    others = sorted(set(calls) - {"all-gather", "reduce-scatter"})
+    if others:
+        return (
+            f"The values are right. But there is {' and '.join(others)}: `gather` is one all-gather, `reduce` is one "
+            "reduce-scatter. An all-reduce sends twice as much, and gives each rank all gradients, not its own part."
+        )
+    for kind, wanted in (("all-gather", 1), ("reduce-scatter", 2)):
+        if calls.get(kind, 0) != wanted:
+            return (
+                f"The values are right, with {calls.get(kind, 0)} times {kind} where {wanted} would do: one for all "
+                "parameters of the unit, side by side in a matrix. Each collective has a fixed cost."
             )
     return None
 
@@ -128,7 +164,7 @@ def moments() -> str | None:
 
     found = graded("02.moments", "moments")
     if isinstance(found, str):
-        return found
+        return NOT_GATHERED if found == DTYPE and _shards_were_multiplied() else found
     if hint := beside_torch(found):
         return hint
     if not torch.allclose(found[0]["half"], found[0]["torchs_half"], rtol=1e-2):
@@ -136,13 +172,35 @@ def moments() -> str | None:
     return hint_for_small_units(found[0]["small"])
 
 
+NOT_GATHERED = (
+    "A module computed with a shard in place of the whole parameter: `before_forward` has to gather the unit first."
+)
+
+
+def _shards_were_multiplied() -> bool:
+    """Return True if the cell's first modules, which are in fp32, had shapes that do not fit."""
+    from mmfsdp.kit.widgets.ranks_cell.ranks_magic import artifacts
+
+    return "shapes cannot be multiplied" in (artifacts("02.moments") / "0.log").read_text(errors="replace")
+
+
 @exercise("02.predict")
 def predict() -> str | None:
-    """The bytes that were measured."""
-    found = graded("02.predict", "predict")
+    """The bytes that were measured, in fp32 and with whole parameters in bf16."""
+    found = graded("02.predict", "predict", 3)
     if isinstance(found, str):
         return found
-    return predicted_as_measured(**found[0])
+    if hint := predicted_as_measured(**found[0]["fp32"], world=len(found)):
+        return hint
+    half = found[0]["bf16"]
+    for name in sorted(half["measured"]):
+        got, sent = half["predicted"].get(name, 0), half["measured"][name]
+        if got != sent:
+            return (
+                f"In fp32 all is right. With whole parameters in bf16, {name}: you predict {got:,} bytes, and {sent:,} "
+                "are sent. Weights travel in the dtype of `piece.whole`, gradients in that of `piece.shard`."
+            )
+    return None
 
 
 @exercise("02.hidden")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+from mmfsdp.kit.widgets.ranks_cell.ranks_magic import artifacts
 
 from . import clinic_references as reference
 from .checks import DEADLOCK, MISMATCH, exercise
 from .clinic_stories import STORIES as STORIES
-from .script import changed_figures, ran
+from .script import ANOTHER_ORDER, changed_figures, exercise_name, ran
 
 LOSS_TOLERANCE = 1e-4
 """Relative: the ranks add in another order than one process does."""
@@ -20,6 +23,8 @@ def results_of(number: int) -> Ranks | str:
     for name, (before, now) in changed_figures(number).items():
         return f"{name} is {now} in your copy, and was {before}: set it back, and check again."
     found = ran(number)
+    if found in (DEADLOCK, MISMATCH) and ANOTHER_ORDER in (artifacts(exercise_name(number)) / "0.log").read_text():
+        return f"{NAMES_A_STEP} Then the ranks wait for each other."
     if found == DEADLOCK:
         return (
             f"The ranks still wait for each other. `%run_script {number} recorder` shows in which collective each of "
@@ -31,6 +36,26 @@ def results_of(number: int) -> Ranks | str:
             f"different shapes. `%run_script {number} detail` names both."
         )
     return found
+
+
+NAMES_A_STEP = (
+    "As the script stands it is right. With its batches in another order it is not: does your copy name a step or a "
+    "rank? Decide by what is in the batch."
+)
+
+
+def in_both_orders(number: int, judge: Callable[[Ranks, bool], str | None]) -> str | None:
+    """Return the hint for a script that runs twice. judge: takes the ranks' results, and whether they are the second
+    run's; returns the hint for it."""
+    found = results_of(number)
+    if isinstance(found, str):
+        return found
+    if hint := judge(found, False):
+        return hint
+    if "moved" not in found[0]:
+        return "The script has no `batch_of(step, rank)` any more: leave it as it is."
+    hint = judge([values["moved"] for values in found], True)
+    return hint and f"{NAMES_A_STEP} ({hint})"
 
 
 def rows_hint(ranks: Ranks, name: str, steps: int) -> str | None:
@@ -79,10 +104,12 @@ def is_flat(ranks: Ranks) -> bool:
 @exercise("08.bug1")
 def text_only() -> str | None:
     """All ranks reach the end with the losses and weights of one process with all data."""
-    found = results_of(1)
-    if isinstance(found, str):
-        return found
-    right = reference.text_only()
+    return in_both_orders(1, hint_for_text_only)
+
+
+def hint_for_text_only(found: Ranks, moved: bool) -> str | None:
+    """Return the hint for one run of script 1."""
+    right = reference.text_only(moved)
     if hint := rows_hint(found, "loss", len(right.losses[0])):
         return f"{hint} Batches of text alone are data, too: no rank may leave out a step."
     if different := earliest_difference(found, right.losses):
@@ -161,11 +188,13 @@ def input_requires_grad() -> str | None:
 @exercise("08.bug4")
 def skipped_backward() -> str | None:
     """Both ranks end with the weights of a training in which the damaged batch does the same on both."""
+    return in_both_orders(4, hint_for_skipped)
+
+
+def hint_for_skipped(found: Ranks, moved: bool) -> str | None:
+    """Return the hint for one run of script 4."""
     import torch
 
-    found = results_of(4)
-    if isinstance(found, str):
-        return found
     if not all(torch.isfinite(value).all() for values in found for value in values["weights"].values()):
         return (
             "The weights are not numbers any more: the gradient of the damaged batch came through the all-reduce to "
@@ -173,11 +202,11 @@ def skipped_backward() -> str | None:
         )
     if not same(found[0]["weights"], found[1]["weights"]):
         return "The ranks end with different weights: one has taken a step that the other one has not."
-    if any(same(found[0]["weights"], reference.left_out(way)) for way in ("all", "rank", "row", "zeros")):
+    if any(same(found[0]["weights"], reference.left_out(way, moved)) for way in ("all", "rank", "row", "zeros")):
         return None
-    if same(found[0]["weights"], reference.left_out("target")):
+    if same(found[0]["weights"], reference.left_out("target", moved)):
         return "The damaged row is learned, as if its target were 0. Leave it out."
-    if same(found[0]["weights"], reference.left_out("never")):
+    if same(found[0]["weights"], reference.left_out("never", moved)):
         return "Training ends at the damaged batch. Leave that batch out, and go on with the next one."
     return (
         "Both ranks reach the end, with weights that no training of these batches has. Were gradients of two different "
@@ -282,10 +311,12 @@ def gradients_that_nobody_clears() -> str | None:
 @exercise("08.bug9")
 def swapped_gradients() -> str | None:
     """The losses and weights of one process with all data."""
-    found = results_of(9)
-    if isinstance(found, str):
-        return found
-    right = reference.without_pictures()
+    return in_both_orders(9, hint_for_swapped)
+
+
+def hint_for_swapped(found: Ranks, moved: bool) -> str | None:
+    """Return the hint for one run of script 9."""
+    right = reference.without_pictures(moved)
     if hint := rows_hint(found, "loss", len(right.losses[0])):
         return hint
     different = earliest_difference(found, right.losses)
@@ -300,7 +331,7 @@ def swapped_gradients() -> str | None:
         )
     start = reference.weights_of(reference.parts_of(9)["build"]())
     if same(found[0]["weights"], start, "projector."):
-        return "The projector does not learn any more. It gets its gradient from rank 0 alone, but it gets one."
+        return "The projector does not learn any more. It gets its gradient from one rank alone, but it gets one."
     return (
         f"The loss of rank {rank} in step {step} is {mine:.4f}, and with one process it is "
         f"{right.losses[rank][step]:.4f}. The losses of step 0 are right, so the gradients of step 0 are not. In which "

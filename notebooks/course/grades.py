@@ -40,6 +40,8 @@ KNOWN = {
 """What a rank's failure says -> the hint."""
 KNOWN_OF_PART = {
     "shard_of": {
+        "index out of range|not enough values": "Of 2 rows, `chunk` makes 2 parts, and there are 3 ranks: a rank "
+        "without a row keeps rows of zeros. Take the rows by their numbers: `tensor[first:last]` may be empty.",
         "broadcast shape|must match the (existing )?size": "The last ranks have fewer rows than the others, or none "
         "at all: copy what there is into the *first* rows of the shard.",
     },
@@ -57,7 +59,9 @@ KNOWN_OF_PART = {
     "shard": {
         "list index out of range": "A unit without parameters was made. A replicated module is no unit: return None.",
     },
-    "moments": {"missing 1 required positional argument: '_'|'NoneType' object is not callable": HOOK},
+    "moments": {
+        "missing 1 required positional argument: '_'|'NoneType' object is not callable": HOOK,
+    },
 }
 """What a failure says in a part of the file, as a pattern -> the hint."""
 
@@ -116,12 +120,24 @@ def beside_torch(ranks: list[dict[str, Any]]) -> str | None:
             f"After backward {mine['held']:,} bytes of whole parameters are still there: `after_backward` has to "
             "release the unit, and it must be called for each unit that was gathered in backward."
         )
+    backward = "all-gather, backward"
+    if mine["stale"] and mine["sent"].get(backward, 0) < theirs["sent"].get(backward, 0):
+        return (
+            f"{backward}: {mine['sent'].get(backward, 0):,} bytes sent, and torch sends {theirs['sent'][backward]:,}. "
+            "Units stay gathered after forward: `after_forward` has to release a unit that reshards."
+        )
     if mine["stale"]:
         return (
             "After an evaluation no backward comes, so nobody frees the unit: the next forward has the old weights. "
             "Release it also if no output needs a gradient."
         )
-    if hint := _sent(mine["sent"], theirs["sent"]):
+    if mine["rest"] > theirs["rest"]:
+        return (
+            f"Between steps the parameters of a rank hold {mine['rest']:,} bytes, and torch's {theirs['rest']:,}: a "
+            "shard is a view of the whole parameter, whose memory stays. `shard_of` (step 1) has to copy its rows into "
+            "memory of their own."
+        )
+    if hint := _sent(mine["sent"], theirs["sent"]) or _calls(mine["calls"], theirs["calls"]):
         return hint
     if not torch.allclose(mine["losses"], theirs["losses"], rtol=1e-5):
         return "The first step is right, and a later one is not: what is left over from one step to the next?"
@@ -161,21 +177,44 @@ def _sent(mine: dict[str, int], theirs: dict[str, int]) -> str | None:
             return head + "A hook of the step before is still there, and reduces once more: remove it."
         if name == "all-gather, backward" and sent > torchs:
             return head + "A unit is gathered again in backward that need not be."
+        if name == "all-gather, forward" and sent < torchs:
+            return (
+                f"{head}In a later step some units are still gathered from the step before, with old weights. Who "
+                "frees them after backward: is the hook of the step before removed, and a new one made in each step?"
+            )
         if name == "all-gather, backward":
             return head + "Units stay gathered from forward to backward: `after_forward` has to release them."
         return head + "Count which units are gathered and reduced, and how often."
     return None
 
 
-def predicted_as_measured(predicted: dict[str, int], measured: dict[str, int], *, frozen: bool = False) -> str | None:
-    """Return the hint for bytes of a step that were predicted otherwise than measured; frozen: some units are."""
+def _calls(mine: dict[str, int], theirs: dict[str, int]) -> str | None:
+    """Return the hint for more collectives than torch's, for the same bytes."""
+    for name in sorted(mine):
+        if mine[name] > theirs.get(name, 0):
+            return (
+                f"{name}: {mine[name]} collectives in a step, and torch needs {theirs.get(name, 0)} for the same "
+                "bytes: one for all parameters of a unit. Each has a fixed cost."
+            )
+    return None
+
+
+def predicted_as_measured(
+    predicted: dict[str, int], measured: dict[str, int], *, world: int, frozen: bool = False
+) -> str | None:
+    """Return the hint for bytes of a step that were predicted otherwise than measured on so many ranks; frozen: some
+    units are."""
     for name in sorted({*measured, *predicted}):
         got, sent = predicted.get(name, 0), measured.get(name, 0)
         if got == sent:
             continue
         head = f"{name}: you predict {got:,} bytes, and {sent:,} are sent. "
-        if got == 2 * sent:
+        if not got:
+            return head + "Add what each unit sends there, if it does."
+        if got * (world - 1) == sent * world:
             return head + "A rank need not send its own part to itself: (W-1)/W of the whole."
+        if got * (world - 1) == sent:
+            return f"{head}That is one shard. A rank sends {world - 1} times as much: W-1 of the W parts of the whole."
         if name == "all-gather, backward" and got > sent:
             passes = ", and through which does backward not pass" if frozen else ""
             return f"{head}Which units are not released after forward{passes}?"

@@ -26,7 +26,8 @@ def prove(mine: Shard, theirs: Shard, model: Model, batch: Batch) -> dict[str, A
 
     Returns:
         For "mine" and "theirs": "losses", (steps,); "sent", the bytes of a step by collective and phase; "gradient",
-        its norm over all ranks in the first step; "held", the bytes of whole parameters after backward, which is 0 for
+        its norm over all ranks in the first step; "calls", how many collectives those are; "rest", the bytes that the
+        parameters hold between steps; "held", the bytes of whole parameters after backward, which is 0 for
         torch; "stale", the same after an evaluation between backward and the optimizer's step; "peak", the most bytes
         during forward and backward, beyond those before.
     """
@@ -42,7 +43,7 @@ def prove(mine: Shard, theirs: Shard, model: Model, batch: Batch) -> dict[str, A
     return found
 
 
-def train(shard: Shard, model: Model, batch: Batch) -> dict[str, Any]:
+def train(shard: Shard, model: Model, batch: Batch, *, steps: int = STEPS) -> dict[str, Any]:
     """Train with SGD, in which a factor of the gradient counts. Return all but the peak."""
     net = model()
     units = shard(net)
@@ -50,8 +51,8 @@ def train(shard: Shard, model: Model, batch: Batch) -> dict[str, Any]:
     trainable = [p for p in net.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trainable, lr=LEARNING_RATE)
     losses = []
-    result: dict[str, Any] = {}
-    for step in range(STEPS):
+    result: dict[str, Any] = {"rest": bytes_at_rest(net)}
+    for step in range(steps):
         with Collectives() as counted:
             loss = net(**inputs)
             loss.backward()
@@ -65,7 +66,17 @@ def train(shard: Shard, model: Model, batch: Batch) -> dict[str, Any]:
     result["losses"] = torch.tensor(losses)
     # Of the last step: a hook that is left over from another step has shown by then.
     result["sent"] = {f"{row.kind}, {row.phase}": row.wire_bytes for row in counted.rows()}
+    result["calls"] = {f"{row.kind}, {row.phase}": row.count for row in counted.rows()}
     return result
+
+
+def bytes_at_rest(net: nn.Module) -> int:
+    """Return the memory behind a model's parameters: all of it, also where a parameter is a view of a part."""
+    storages = {}
+    for p in net.parameters():
+        shard = p.to_local() if hasattr(p, "to_local") else p
+        storages[shard.untyped_storage().data_ptr()] = shard.untyped_storage().nbytes()
+    return sum(storages.values())
 
 
 def bytes_held(units: Any) -> int:
@@ -118,6 +129,7 @@ def show(found: dict[str, Any]) -> None:
         print(f"{name:34}{loss:12.5f}{torchs:12.5f}")
     for name in sorted({*mine["sent"], *theirs["sent"]}):
         print(f"{name + ': sent':34}{mine['sent'].get(name, 0):12,}{theirs['sent'].get(name, 0):12,}")
+    print(f"{'parameters at rest':34}{mine['rest']:12,}{theirs['rest']:12,}")
     print(f"{'whole parameters after backward':34}{mine['held']:12,}{theirs['held']:12,}")
     print(f"{'peak':34}{mine['peak']:12,}{theirs['peak']:12,}")
     print("(bytes)")

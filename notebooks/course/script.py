@@ -25,6 +25,10 @@ from .file_parts import HERE, own_file
 
 ORIGINALS = HERE / "clinic"
 RANKS = 2
+ANOTHER_ORDER = "[once more, with the batches in another order]"
+"""What is printed before the second run of a script."""
+MOVED = {1, 4, 9}
+"""Scripts in which some batches are special: a check runs them a second time, with these in other steps and ranks."""
 TOOLS = {
     "": "nothing beside it",
     "stacks": "where each rank is when nothing moves",
@@ -119,7 +123,8 @@ def run_if_changed(number: int) -> list[str]:
 def with_call(number: int, tool: str) -> str:
     """Return the code of the learner's script, and after it, so that its lines keep their numbers, what runs it."""
     name = exercise_name(number) + (f".{tool}" if tool else "")
-    call = f"run(globals(), {tool!r}, {str(artifacts(name))!r}, save)"
+    again = f", again={ANOTHER_ORDER!r}" if number in MOVED and not tool else ""
+    call = f"run(globals(), {tool!r}, {str(artifacts(name))!r}, save{again})"
     script = own_script(number).read_text(encoding="utf-8").rstrip("\n")
     return f"{script}\n\n\nfrom course.script_rank import run\n\n{call}\n"
 

@@ -30,8 +30,12 @@ from mmfsdp.kit.train.meters import Collectives
 from mmfsdp.kit.train.profile import summary, work_events
 
 
-def run(script: dict[str, Any], tool: str, folder: str, save: Callable[..., None]) -> None:
-    """Run a script's `main` with a tool; save its rows, the whole weights at the end, and what it sent."""
+def run(script: dict[str, Any], tool: str, folder: str, save: Callable[..., None], *, again: str = "") -> None:
+    """Run a script's `main` with a tool; save its rows, the whole weights at the end, and what it sent.
+
+    again: Print this, run it a second time with the batches in another order and on other ranks, and save that as
+    "moved".
+    """
     if tool != "stacks":  # the other tools are to be tried without a look at the stacks
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if tool == "detail":
@@ -39,19 +43,12 @@ def run(script: dict[str, Any], tool: str, folder: str, save: Callable[..., None
     if tool == "verify":
         verify(script)
         return
+    let_gloo_sum()
     watch = watched(tool, Path(folder), script.get("STEPS", 1))
     with watch, Collectives() as counted, forwards_in_backward() as recomputed, checkpoints() as written:
         result = script["main"]()
         counts = {f"{row.kind}, {row.phase}": row.count for row in counted.rows()}
-    try:
-        model, rows = result
-    except (TypeError, ValueError):
-        raise ValueError("main() must return the model and the rows, as it did: `return model, rows`") from None
-    columns: dict[str, list[float]] = {}
-    for row in rows:
-        for name, value in row.items():
-            columns.setdefault(name, []).append(float(value))
-    numbers = {name: torch.tensor(values, dtype=torch.float64) for name, values in columns.items()}
+    model, rows, numbers = model_and_rows(result)
     save(rows=numbers, weights=whole_weights(model), counts=counts, recomputed=len(recomputed))
     if written:
         copied = all(checkpoint.is_copy for checkpoint in written)
@@ -61,6 +58,48 @@ def run(script: dict[str, Any], tool: str, folder: str, save: Callable[..., None
         show_counts(counts, len(rows))
     if tool == "describe" and dist.get_rank() == 0:
         print(describe(model))
+    if again and "batch_of" in script:
+        print(again, flush=True)
+        save(moved=run_moved(script))
+
+
+def model_and_rows(result: Any) -> tuple[nn.Module, list[dict[str, float]], dict[str, torch.Tensor]]:
+    """Return what `main` returned, and its rows once more, as a tensor for each figure. Raises ValueError."""
+    try:
+        model, rows = result
+    except (TypeError, ValueError):
+        raise ValueError("main() must return the model and the rows, as it did: `return model, rows`") from None
+    columns: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            columns.setdefault(name, []).append(float(value))
+    numbers = {name: torch.tensor(values, dtype=torch.float64) for name, values in columns.items()}
+    return model, rows, numbers
+
+
+def run_moved(script: dict[str, Any]) -> dict[str, Any]:
+    """Run a script's `main` with what is special about some batch in another step, on another rank. Return its rows
+    and weights.
+    """
+    batch_of, steps, world = script["batch_of"], script["STEPS"], dist.get_world_size()
+    script["batch_of"] = lambda step, rank: batch_of(steps - 1 - step, world - 1 - rank)
+    try:
+        with redirect_stdout(io.StringIO()):
+            model, _, numbers = model_and_rows(script["main"]())
+    finally:
+        script["batch_of"] = batch_of
+    return {"rows": numbers, "weights": whole_weights(model)}
+
+
+def let_gloo_sum() -> None:
+    """Let `set_gradient_divide_factor` work on gloo, too: NCCL scales within the sum, and gloo needs a plain sum."""
+    set_factor = FSDPModule.set_gradient_divide_factor
+
+    def set_both(module: FSDPModule, factor: float) -> None:
+        module.set_force_sum_reduction_for_comms(True)
+        set_factor(module, factor)
+
+    FSDPModule.set_gradient_divide_factor = set_both  # type: ignore[method-assign]
 
 
 def join_with_detail() -> None:

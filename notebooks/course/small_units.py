@@ -30,6 +30,30 @@ class HandsOn(nn.Module):
         return self.layer(x), x
 
 
+class TwoOutputs(nn.Module):
+    """Returns two tensors, of which the loss uses the second only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(batch, WIDTH) -> the same, twice."""
+        return self.layer(2 * x), self.layer(x)
+
+
+class ByKeyword(nn.Module):
+    """Is called with a keyword, as the layers of transformers are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, *, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(batch, WIDTH) -> the same."""
+        return self.layer(hidden_states)
+
+
 class Skips(nn.Module):
     """Does not use its parameters, as a cross-attention does in a batch without a picture."""
 
@@ -45,6 +69,8 @@ class Skips(nn.Module):
 SAID = {
     "two modules": "a unit of two modules",
     "hands on": "a module that hands on its input",
+    "second": "a module of whose two outputs the second is used",
+    "keyword": "a module that is called with a keyword",
     "skips": "a unit that trains and is not used",
 }
 
@@ -54,14 +80,14 @@ def small_units(shard: Shard, *, frozen: bool = False) -> dict[str, Any]:
 
     Args:
         shard: The course's function of this name.
-        frozen: Freeze the first two, and add one that trains and is not used, which only lesson 03 can release.
+        frozen: Freeze them, and add one that trains and is not used, which only lesson 03 can release.
 
     Returns:
-        For "two modules", "hands on" and "skips": "gathered", {"forward": times, "backward": times} of both units;
-        "held", the bytes of whole parameters after backward; "failed", an error's text, which is empty if there was
-        none.
+        For each case in SAID: "gathered", {"forward": times, "backward": times} of both units; "held", the bytes of
+        whole parameters after backward; "failed", an error's text, which is empty if there was none.
     """
     cases = {"two modules": [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)], "hands on": [HandsOn()]}
+    cases |= {"second": [TwoOutputs()], "keyword": [ByKeyword()]}
     if frozen:
         for modules in cases.values():
             for module in modules:
@@ -104,11 +130,18 @@ def rows_of_gathers(file: ModuleType) -> list[int]:
     return rows
 
 
+def values_of(layer: nn.Module) -> torch.Tensor:
+    """Return the values of a layer's parameters, one after the other."""
+    return torch.cat([p.detach().flatten() for p in layer.parameters()])
+
+
 def forward(first: nn.Module, modules: list[nn.Module]) -> torch.Tensor:
-    """Return the sum of all outputs."""
+    """Return the sum of all outputs that are used."""
     x = first(torch.ones(1, WIDTH))
     for module in modules:
-        x = module(x)
+        x = module(hidden_states=x) if isinstance(module, ByKeyword) else module(x)
+    if isinstance(modules[0], TwoOutputs):
+        return x[1].sum()
     return torch.stack(x).sum() if isinstance(x, tuple) else x.sum()
 
 
@@ -147,6 +180,12 @@ def hint_for_small_units(found: dict[str, Any]) -> str | None:
             "A module that returns its input beside its output is gathered again after its backward is over, since "
             f"each of its outputs gathers it, and {handed['held']:,} bytes stay. Gather with the *first* gradient of "
             'the outputs only: one hook for all of them, with `mode="any"`.'
+        )
+    second = found["second"]
+    if second["failed"] or second["held"] or second["gathered"].get("backward") != 2:
+        return (
+            "A module with two outputs, of which only the second one gets a gradient, is not gathered in backward: "
+            'wait for the first gradient of *any* output, with `mode="any"`, and not for that of the first output.'
         )
     skips = found.get("skips")
     if skips and (skips["failed"] or skips["held"]):

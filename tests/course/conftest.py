@@ -3,6 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from mmfsdp.kit.widgets.ranks_cell import ranks_magic
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "notebooks"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "notebooks"))
 
@@ -11,3 +13,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "notebooks"))
 def places(tmp_path, monkeypatch):
     monkeypatch.setenv("MMFSDP_COURSE", str(tmp_path / "course"))
     monkeypatch.setenv("MMFSDP_PROGRESS", str(tmp_path / "progress.json"))
+
+
+@pytest.fixture(scope="module")
+def rank_server():
+    """The process that starts the ranks of all cells."""
+    ranks_magic._stop()
+    ranks_magic._server()
+    yield
+    ranks_magic._stop()

@@ -1,7 +1,6 @@
 """Each check gives three typical wrong answers hints of their own, and passes three forms of the right answer."""
 
 import json
-import re
 import shutil
 import time
 from inspect import signature
@@ -13,19 +12,11 @@ import yaml
 from answers import CELLS, FUNCTIONS, PARTS, RUNS, SCRIPTS, VALUES, right_answers, wrong_answers
 from books import LESSONS, read, solutions
 from course.checks import _CHECKS, hint_for, number, passed, progress
-from course.file_parts import lesson_parts, own_file, write_parts
 from course.lessons import small_run, train
 from course.script import edit_script
+from tries import SOLUTIONS, hint_for_cell, hint_for_part
 
 from mmfsdp import sweep
-from mmfsdp.kit.widgets.ranks_cell import ranks_magic
-
-TESTS = {}
-for lesson in LESSONS:
-    for cell in read(lesson).cells:
-        if cell.source.startswith("%%ranks"):
-            TESTS[cell.source.split()[2]] = cell.source
-SOLUTIONS = {name: code for path in LESSONS for name, code in solutions(read(path)).items()}
 
 
 def test_each_check_has_three_wrong_answers_and_three_forms_of_the_right_one():
@@ -64,11 +55,7 @@ def changed(name, change, line):
 def hint_for_change(name, change):
     """The hint for a solution in which one thing is changed."""
     first, code = changed(name, change, CELLS[name].get("line"))
-    if "import my_fsdp" in code:
-        write_parts({part.name: part.code for part in lesson_parts()})
-        code = f"import sys\nsys.path.insert(0, {str(own_file().parent)!r})\n{code}"
-    ranks_magic.run_on_ranks(code, int(first.split()[1]), name)
-    return hint_for(name)
+    return hint_for_cell(name, int(first.split()[1]), code)
 
 
 def hint_for_function(name, change):
@@ -87,15 +74,6 @@ def test_functions(name):
     assert [hint_for_function(name, change) for change in right] == [None] * len(right)
 
 
-@pytest.fixture(scope="module")
-def rank_server():
-    """The process that starts the ranks of all cells."""
-    ranks_magic._stop()
-    ranks_magic._server()
-    yield
-    ranks_magic._stop()
-
-
 @pytest.mark.real
 @pytest.mark.parametrize("name", CELLS)
 def test_code_on_ranks(rank_server, name):
@@ -104,29 +82,20 @@ def test_code_on_ranks(rank_server, name):
     assert [hint_for_change(name, change) for change in right] == [None] * len(right)
 
 
-def hint_for_part(name, change):
+def hint_for_part_changed(name, change):
     """The hint for a solution of a part of my_fsdp.py in which one thing is changed."""
-    first, code = changed(name, change, PARTS[name]["line"])
-    step, part = first.split()[1:]
-    assert part == PARTS[name]["part"]
-    others = {each.name: each.code for each in lesson_parts() if each.step <= int(step)}
-    write_parts(others | {part: code})
-    test = re.search(rf"^%%ranks (\d) {name}\n(.*)", TESTS[name], re.DOTALL)
-    ranks_magic.run_on_ranks(
-        f"import sys\nsys.path.insert(0, {str(own_file().parent)!r})\n{test[2]}", int(test[1]), name
-    )
-    return hint_for(name)
+    return hint_for_part(name, changed(name, change, PARTS[name]["line"])[1])
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", PARTS)
 def test_parts_of_the_own_file(rank_server, name):
     right, wrong = PARTS[name]["right"], PARTS[name]["wrong"]
-    assert_meant([hint_for_part(name, change) for change in wrong], [change["hint"] for change in wrong])
-    assert [hint_for_part(name, change) for change in right] == [None] * len(right)
+    assert_meant([hint_for_part_changed(name, change) for change in wrong], [change["hint"] for change in wrong])
+    assert [hint_for_part_changed(name, change) for change in right] == [None] * len(right)
 
 
-def hint_for_script(name, diff):
+def hint_for_edit(name, diff):
     """The hint for a script of the clinic that is edited so."""
     edit_script(name.removeprefix("08.bug"), diff)
     return hint_for(name)
@@ -136,8 +105,8 @@ def hint_for_script(name, diff):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_of_the_clinic(rank_server, name):
     right, wrong = SCRIPTS[name]["right"], SCRIPTS[name]["wrong"]
-    assert_meant([hint_for_script(name, diff) for diff in wrong.values()], wrong)
-    assert [hint_for_script(name, diff) for diff in right] == [None] * len(right)
+    assert_meant([hint_for_edit(name, diff) for diff in wrong.values()], wrong)
+    assert [hint_for_edit(name, diff) for diff in right] == [None] * len(right)
 
 
 @pytest.fixture(scope="module")

@@ -50,6 +50,8 @@ TOUCH_INTERVAL_S = 10.0
 """Seconds between two writings of status.json, by which other machines know that the supervisor lives."""
 EXIT_TIMEOUT_S = 30.0
 """Seconds that processes may take to end after all ranks are done."""
+PREEMPTED_EXIT_TIMEOUT_S = 180.0
+"""The same after a preemption, where the next ranks wait for their end: a busy machine takes long to end a process."""
 
 
 def take_care(folder: Path) -> None:
@@ -166,13 +168,15 @@ class Supervisor:
             if state := detector.check():
                 return state
             time.sleep(POLL_S)
-        end = time.monotonic() + EXIT_TIMEOUT_S
+        is_complete = all_done(look.reports)
+        limit = EXIT_TIMEOUT_S if is_complete else PREEMPTED_EXIT_TIMEOUT_S
+        end = time.monotonic() + limit
         while not ranks.done() and time.monotonic() < end:
             time.sleep(POLL_S)
-        if all_done(look.reports):
+        if is_complete:
             return RunState(Status.COMPLETED)
         if not ranks.done():
-            return because(Status.FAILED, f"preempted, but its ranks did not end within {EXIT_TIMEOUT_S:g} s")
+            return because(Status.FAILED, f"preempted, but its ranks did not end within {limit:g} s")
         return None
 
     def stop_requested(self) -> RunState | None:
