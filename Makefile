@@ -1,7 +1,7 @@
 # make lab        opens the table of contents      make demo   the same job, no browser
 # make test       runs the tests                   make lint   ruff and mypy
 # make test-all   those, and more cases of some: every family of models on real ranks
-# make test-fast  those of the small package (params, core, predict, checkpoint) that start no process
+# make test-fast  those of the small package (params, own, core, predict, checkpoint) that start no process
 # make test-light all that start no process: no ranks, browser, kernels or Slurm
 # make slides     the workshop's deck, as HTML and PDF, into slides/build
 PYTHON ?= python3
@@ -26,7 +26,7 @@ test: .venv/.installed-test
 test-all: .venv/.installed-test
 	$(BIN)/python -m pytest -n 2
 
-SMALL_PACKAGE := $(addprefix tests/,params core predict checkpoint test_style.py test_layers.py)
+SMALL_PACKAGE := $(addprefix tests/,params own core predict checkpoint test_style.py test_layers.py)
 test-fast: .venv/.installed-test
 	$(BIN)/python -m pytest -n 2 -m 'not real' $(SMALL_PACKAGE)
 

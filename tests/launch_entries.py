@@ -12,8 +12,8 @@ from mmfsdp.kit.run.files.folder import MetricsWriter, add_event, heartbeat_path
 from mmfsdp.kit.run.files.run_record import RunRecord, rank_statuses
 from mmfsdp.kit.run.preempt import Preempted, preemption_requested
 from mmfsdp.kit.run.ranks.hang import Heartbeat
+from mmfsdp.own.calls import call_own
 from mmfsdp.params import RunParams
-from mmfsdp.params.own import call_own
 
 RANK = int(os.environ.get("RANK", "0"))
 

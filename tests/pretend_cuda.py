@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mmfsdp.core.fake_tensors import copy_with
-from mmfsdp.params.own_modules import is_installed, is_of_package
+from mmfsdp.own.modules import is_installed, is_of_package
 from mmfsdp.quantized.nf4 import FORMAT as NF4
 
 aten = torch.ops.aten

@@ -16,8 +16,8 @@ from PIL import Image
 import mmfsdp
 from mmfsdp.core.plan import COLUMNS
 from mmfsdp.kit import cli
+from mmfsdp.kit.cli.flags import params_of, read_words
 from mmfsdp.params import RunParams
-from mmfsdp.params.flags import params_of, read_words
 from tests import pages
 from tests.density import measure, measure_all
 from tests.test_layers import SMALL

@@ -14,7 +14,7 @@ from tests.processes import in_fresh_python
 PACKAGE = Path(__file__).resolve().parent.parent / "mmfsdp"
 
 ROOMS = (
-    "params core backends quantized lint predict planning checkpoint "
+    "params own core backends quantized lint predict planning checkpoint "
     "kit.data kit.hangs kit.run kit.spawn_ranks kit.models kit.shapes kit.train kit.compat "
     "kit.bench kit.verify kit.check kit.widgets kit.cli widgets"
 ).split()
@@ -23,7 +23,7 @@ SMALL = ROOMS[: ROOMS.index("kit.data")]
 """The small package: torch and parameters, and nothing of the kit above."""
 FILES = ("planning", "kit.spawn_ranks", "widgets")
 """Rooms that are one file."""
-NO_TORCH = ("params", "kit.hangs", "kit.run", "kit.check", "kit.widgets", "kit.cli")
+NO_TORCH = ("params", "own", "kit.hangs", "kit.run", "kit.check", "kit.widgets", "kit.cli")
 """Rooms that a person imports in a notebook or terminal: they start in well under a second."""
 LATE = {("kit.run", "kit.train"), ("kit.models", "kit.compat"), ("kit.models", "kit.shapes"), ("kit.run", "kit.shapes")}
 LATE |= {("kit.bench", "kit.widgets"), ("kit.run", "kit.models"), ("kit.check", "kit.widgets")}

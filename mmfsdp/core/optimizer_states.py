@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..own.calls import OwnCodeError, call_own, load_own, own_errors
 from ..params import OptimizerKind, ParamError, TrainParams
-from ..params.own import OwnCode, OwnCodeError, call_own, load_own, own_errors, path_of
+from ..params.own import OwnCode, path_of
 from .plan import Param, WrapPlan
 
 FIELD = "train.optimizer"

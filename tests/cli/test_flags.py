@@ -5,8 +5,8 @@ import shlex
 import pytest
 
 from mmfsdp.kit.cli import build_parser
+from mmfsdp.kit.cli.flags import params_of, read_words
 from mmfsdp.params import ParamError, RunParams, load
-from mmfsdp.params.flags import params_of, read_words
 
 
 def parse(line: str) -> RunParams:

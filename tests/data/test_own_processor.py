@@ -10,7 +10,7 @@ from mmfsdp.core.micro_batch import label_tokens
 from mmfsdp.kit.data.corrupt import CorruptRecord
 from mmfsdp.kit.data.own_processor import OwnProcessor
 from mmfsdp.kit.data.sources.stream import GivenRow
-from mmfsdp.params.own import OwnCodeError
+from mmfsdp.own.calls import OwnCodeError
 
 
 class Numbers:

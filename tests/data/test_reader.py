@@ -9,8 +9,8 @@ import torch
 
 from mmfsdp.kit.data import CorruptRecord, open_sources
 from mmfsdp.kit.data.sources.stream import DataSlice, GivenRow
+from mmfsdp.own.calls import OwnCodeError
 from mmfsdp.params import DataParams, ParamError
-from mmfsdp.params.own import OwnCodeError
 from tests.tracebacks import shows_package
 
 MODULE = """

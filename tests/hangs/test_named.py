@@ -303,8 +303,8 @@ def test_the_package_is_known_where_a_link_leads_to_its_folder(tmp_path):
     """As a home folder on a cluster often is a link."""
     (tmp_path / "link").symlink_to(Path(mmfsdp.__file__).parent.parent)
     code = (
-        "import mmfsdp; from mmfsdp.params import own_modules; "
-        "print([own_modules.is_of_package(each.__file__) for each in (mmfsdp, own_modules)], mmfsdp.__file__)"
+        "import mmfsdp; from mmfsdp.own import modules; "
+        "print([modules.is_of_package(each.__file__) for each in (mmfsdp, modules)], mmfsdp.__file__)"
     )
     assert in_fresh_python(code, cwd=tmp_path, env=os.environ | {"PYTHONPATH": f"{tmp_path}/link"}).split() == [
         *("[True,", "True]", f"{tmp_path}/link/mmfsdp/__init__.py")

@@ -159,7 +159,7 @@ def test_the_profiles_of_a_class_come_first_and_what_they_hide_is_told(tmp_path,
 
 def test_several_sources_are_changed_by_dotted_flag(tmp_path):
     from mmfsdp.kit.cli import build_parser
-    from mmfsdp.params.flags import params_of, read_words
+    from mmfsdp.kit.cli.flags import params_of, read_words
 
     (tmp_path / "run.yaml").write_text("data: {more: [{source: json, path: docs.jsonl}, {}]}")
     words = ["plan", "--config", str(tmp_path / "run.yaml"), "--data.more.0.weight", "0.5"]

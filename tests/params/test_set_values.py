@@ -8,6 +8,7 @@ from torch import nn
 
 from mmfsdp import freeze
 from mmfsdp.kit.cli import build_parser
+from mmfsdp.kit.cli.flags import params_of, read_words
 from mmfsdp.params import (
     RECIPES,
     BackboneParams,
@@ -19,7 +20,6 @@ from mmfsdp.params import (
     RunParams,
     load,
 )
-from mmfsdp.params.flags import params_of, read_words
 from mmfsdp.params.run import with_cluster
 
 

@@ -18,6 +18,7 @@ import pytest
 import mmfsdp
 from mmfsdp import ParamError, Run, RunParams, launch
 from mmfsdp.kit.cli import build_parser
+from mmfsdp.kit.cli.flags import params_of, read_words
 from mmfsdp.kit.run.files.folder import write_json
 from mmfsdp.kit.run.files.run_record import TRAIN, RunRecord, Status, rank_status
 from mmfsdp.kit.run.own_code import write_code
@@ -26,9 +27,8 @@ from mmfsdp.kit.run.start import make_folder, make_record
 from mmfsdp.kit.run.state import find_runs, runs_table
 from mmfsdp.kit.run.trust import UntrustedRun
 from mmfsdp.kit.widgets.report import write_report
+from mmfsdp.own.modules import OwnSources
 from mmfsdp.params import Executor
-from mmfsdp.params.flags import params_of, read_words
-from mmfsdp.params.own_modules import OwnSources
 from mmfsdp.widgets import RunForm
 from tests.processes import in_fresh_python
 from tests.run.test_runs import GONE

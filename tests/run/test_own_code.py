@@ -16,8 +16,8 @@ from mmfsdp.kit import cli
 from mmfsdp.kit.run.files.run_record import Status
 from mmfsdp.kit.run.own_code import changes
 from mmfsdp.kit.run.trust import UntrustedRun, check_trusted, own_code_of
-from mmfsdp.params.own import OwnCodeError, call_own
-from mmfsdp.params.own_modules import OwnSources
+from mmfsdp.own.calls import OwnCodeError, call_own
+from mmfsdp.own.modules import OwnSources
 from tests.tiny_run import tiny_run
 from tests.tracebacks import shows_package
 

@@ -13,7 +13,7 @@ from mmfsdp.kit.run.files.run_record import TRAIN, RunRecord
 from mmfsdp.kit.run.own_code import read_code, write_code
 from mmfsdp.kit.run.start import make_folder, make_record
 from mmfsdp.kit.run.trust import UntrustedRun, check_trusted, code_digest, key_path, own_code_of, params_digest
-from mmfsdp.params.own_modules import OwnSources
+from mmfsdp.own.modules import OwnSources
 from tests.run.test_runs import GONE
 
 SLURM = {"launch.executor": "slurm", "launch.cluster": "lab", "launch.gpus_per_node": 0, "launch.ranks": 2}

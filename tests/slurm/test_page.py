@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from mmfsdp.kit.cli import build_parser
+from mmfsdp.kit.cli.flags import params_of, read_words
 from mmfsdp.kit.run.slurm.site import in_container
 from mmfsdp.kit.run.slurm.slurm import sbatch_text
 from mmfsdp.params import Executor, RunParams
-from mmfsdp.params.flags import params_of, read_words
 from mmfsdp.params.launching import SLURM_FIELDS
 from mmfsdp.params.run import PRESETS, read_cluster
 

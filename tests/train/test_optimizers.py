@@ -9,8 +9,8 @@ from mmfsdp.core.optimizer_states import counted_states
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.kit.run.files.folder import read_json
 from mmfsdp.kit.train.prepare import prepare
+from mmfsdp.own.calls import OwnCodeError
 from mmfsdp.params import OptimizerKind, ParamError, RunParams
-from mmfsdp.params.own import OwnCodeError
 from mmfsdp.predict.memory import memory_at_rest
 from tests.tiny_run import tiny_run
 from tests.train.test_resume import final

@@ -11,8 +11,8 @@ import pytest
 from mmfsdp.kit.run.ranks.hang import HangDetector, Heartbeat
 from mmfsdp.kit.train.callbacks import Callbacks
 from mmfsdp.kit.train.own_callbacks import OwnCallbacks, check_callbacks, own_callbacks
+from mmfsdp.own.calls import OwnCodeError
 from mmfsdp.params import RunParams
-from mmfsdp.params.own import OwnCodeError
 from tests.ranks import fake_group
 from tests.run.test_runs import GONE, record
 from tests.tracebacks import shows_package

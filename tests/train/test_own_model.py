@@ -23,8 +23,8 @@ from mmfsdp.kit.train.metrics import score
 from mmfsdp.kit.train.prepare import frozen_model, prepare
 from mmfsdp.kit.widgets.captioner import Captioner
 from mmfsdp.kit.widgets.report import report_html
+from mmfsdp.own.calls import OwnCodeError
 from mmfsdp.params import ParamError, RunParams
-from mmfsdp.params.own import OwnCodeError
 from tests.ranks import in_processes
 from tests.tracebacks import shows_package
 

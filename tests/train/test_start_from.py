@@ -161,8 +161,8 @@ def test_merging_needs_a_run():
 @pytest.mark.real
 def test_launch_from_a_run_takes_its_parameters(folder, capsys):
     from mmfsdp.kit.cli import build_parser
+    from mmfsdp.kit.cli.flags import read_words
     from mmfsdp.kit.cli.running import stage_params
-    from mmfsdp.params.flags import read_words
 
     words = ["launch", "--from", str(folder / "parent"), "--train.lr", "1e-3", "--model.freeze", "*", "!projectors.*"]
     params = stage_params(read_words(build_parser(), words))

@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from typing import Any, TextIO
 
+from ...own.calls import OwnCodeError
 from ...params import ParamError, TrackerKind, preset_names
 from ...params.base import did_you_mean, without_controls
 from ...params.enums import LAYOUTS
-from ...params.flags import Parser, add_flags, read_words
-from ...params.own import OwnCodeError
 from ..check.check import WAIT_MIN
 from ..run.error_kinds import kind_of
 from ..run.files.reasons import ADVICE, UNKNOWN, Reason
@@ -27,6 +26,7 @@ from .answers import CheckAnswer, NewAnswer, PlanAnswer, RunsAnswer, StatusAnswe
 from .checking import check
 from .course import course
 from .fetching import fetch
+from .flags import Parser, add_flags, read_words
 from .json_output import Failure, Mistake, add_json, only_json, wants_json, write
 from .looking import cancel, export, report, runs, status, watch
 from .new import new

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from ...params import ParamError
 from ...params.base import without_controls
-from ...params.flags import params_of
 from ..check.check import check as check_site
 from ..check.machine_figures import machine_block, write_machine
 from ..check.site_report import SiteReport, heading
 from ..verify.lines import Line
+from .flags import params_of
 from .json_output import reply
 from .planning import say
 

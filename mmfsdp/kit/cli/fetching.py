@@ -5,12 +5,12 @@ from __future__ import annotations
 from argparse import Namespace
 
 from ...params import ParamError
-from ...params.flags import params_of
 from ...params.variables import with_variables
 from ..run.files.run_record import TRAIN
 from ..run.hub_cache import cache, fetch_weights, hub_weights
 from ..run.pretraining import ensure_backbones, pretrains
 from ..run.watch import ProgressBar
+from .flags import params_of
 from .planning import CHECKING, say
 
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from ...core.plan import WrapPlan
 from ...params import LaunchParams, RunParams
 from ...params.findings import Finding
-from ...params.flags import params_of
 from ...params.in_words import WIDTH
 from ..run.watch import ProgressBar
+from .flags import params_of
 from .json_output import reply
 
 if TYPE_CHECKING:

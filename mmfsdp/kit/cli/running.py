@@ -10,7 +10,6 @@ from typing import Any
 
 from ...params import ParamError, RunParams, TrackerKind
 from ...params.base import read_yaml, without_controls
-from ...params.flags import params_of
 from ..run.handle import Run
 from ..run.launch import launch as start_run
 from ..run.launchers.registry import check_no_replay, launcher_for
@@ -21,6 +20,7 @@ from ..run.sweep import sweep as start_sweep
 from ..run.trouble import headline, troubles
 from ..run.trust import UntrustedRun, check_trusted, own_code_of
 from ..run.watch import follow as lines_of
+from .flags import params_of
 from .planning import CHECKING, prepare_run, run_folder, say, show_finding
 
 

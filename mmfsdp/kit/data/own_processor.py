@@ -12,8 +12,8 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...core.micro_batch import MappingBatch
+from ...own.calls import OwnCodeError, own_errors, own_traceback
 from ...params import ParamError
-from ...params.own import OwnCodeError, own_errors, own_traceback
 from .corrupt import CorruptRecord
 from .own_random import own_random
 from .processor import SampleProcessor

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from ...params.own_modules import is_of_package, is_persons_file
+from ...own.modules import is_of_package, is_persons_file
 
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 _ANY_FRAME = re.compile(r'^  File "(.+?)", line \d+')

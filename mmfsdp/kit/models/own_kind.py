@@ -26,8 +26,9 @@ from ...core.micro_batch import check_loss, is_scalar_loss, loss_of
 from ...core.names import named_tensors
 from ...core.parameters import new_parameter
 from ...core.precision import cast_to_weights
+from ...own.calls import OwnCodeError, call_own, load_own, own_errors
 from ...params import FSDPParams, ModelParams, ParamError, RunParams
-from ...params.own import OwnCodeError, call_own, load_own, own_errors, path_of
+from ...params.own import path_of
 from ..data.open_sources import Splits, open_for
 from ..data.own_processor import FIELD, OwnProcessor, check_pickles
 from ..data.own_random import own_random

@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from ...own.calls import load_own
 from ...params import ParamError, RunParams
 from ...params.base import leaves
-from ...params.own import load_own, own_fields
+from ...params.own import own_fields
 from .handle import Run
 from .launchers.registry import launcher_named
 from .own_code import read_code, sources_of

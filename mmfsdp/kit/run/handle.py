@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ...checkpoint.steps import checkpoint_step, complete_checkpoints, drop_after
+from ...own.modules import OwnSources
 from ...params import ParamError, RunParams
 from ...params.base import without_controls
 from ...params.findings import Finding
-from ...params.own_modules import OwnSources
 from .files.folder import (
     PathLike,
     check_links,

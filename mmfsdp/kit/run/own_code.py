@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ...own.calls import OwnCodeError
+from ...own.modules import MAX_BYTES, OwnSources, code_from, code_in_use, own_sources, use_code
 from ...params import ParamError, RunParams
-from ...params.own import OwnCodeError, module_of, own_fields
-from ...params.own_modules import MAX_BYTES, OwnSources, code_from, code_in_use, own_sources, use_code
+from ...params.own import module_of, own_fields
 from .files.folder import PathLike, make_inner_folder, read_file, read_json, write_bytes, write_json
 
 CODE, VERSIONS = "code", "code.json"

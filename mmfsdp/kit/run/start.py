@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import mmfsdp
 
+from ...own.calls import load_own
+from ...own.modules import OwnSources
 from ...params import LaunchParams, ParamError, RunParams
 from ...params.findings import Finding
-from ...params.own import load_own, own_fields, path_of
-from ...params.own_modules import OwnSources
+from ...params.own import own_fields, path_of
 from ...params.run import with_cluster
 from .files.folder import make_folders, open_own, read_json, write_json, write_text
 from .files.run_record import TRAININGS, RunRecord

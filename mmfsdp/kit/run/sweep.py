@@ -20,12 +20,12 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ...checkpoint.steps import best_of
+from ...own.modules import OwnSources
 from ...params import ParamError, RunParams
 from ...params.base import plain
 from ...params.enums import imported
 from ...params.findings import Finding
 from ...params.own import own_fields
-from ...params.own_modules import OwnSources
 from .files.folder import (
     LOSS_BYTES,
     LOSS_TITLE,

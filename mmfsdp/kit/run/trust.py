@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ...own.modules import code_in_use
 from ...params import ParamError, RunParams
 from ...params.base import leaves, read_yaml, without_controls
 from ...params.own import own_fields
-from ...params.own_modules import code_in_use
 from ...params.run import with_cluster
 from .files.folder import make_folders, read_file
 from .files.run_record import RunRecord

@@ -10,9 +10,10 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from ...core.plan import Param, WrapPlan
+from ...own.calls import OwnCodeError, call_own
 from ...params import ParamError, RunParams, Schedule, TrainParams
 from ...params.in_words import count
-from ...params.own import OwnCode, OwnCodeError, call_own, path_of
+from ...params.own import OwnCode, path_of
 from ..models.kinds import kind_of
 
 SCHEDULE = "train.schedule"

@@ -17,8 +17,9 @@ from torch import nn
 from ...checkpoint.gather import gather_json
 from ...core.freeze import train_mode
 from ...core.inference import keep_gathered
+from ...own.calls import OwnCodeError, call_own
 from ...params import ParamError, RunParams
-from ...params.own import OwnCode, OwnCodeError, call_own, path_of
+from ...params.own import OwnCode, path_of
 from ..data.open_sources import Splits
 from ..data.own_processor import FIELD as BUILD
 from ..data.own_processor import accepted, row_of

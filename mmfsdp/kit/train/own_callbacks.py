@@ -11,9 +11,10 @@ from typing import Any
 import torch.distributed as dist
 
 from ...checkpoint.plain import NotPlain, from_json, to_json
+from ...own.calls import OwnCodeError, call_own, check_call, own_errors
 from ...params import RunParams
 from ...params.base import did_you_mean
-from ...params.own import OwnCode, OwnCodeError, call_own, check_call, own_errors, path_of
+from ...params.own import OwnCode, path_of
 from .callbacks import Callback, Training
 from .training_view import TrainingView
 

@@ -18,10 +18,11 @@ from torch import nn
 from ...core.optimizer_states import check_shards
 from ...core.plan import WrapPlan
 from ...core.quantize import quantized_copy
+from ...own.calls import load_own
+from ...own.modules import OwnSources, own_sources
 from ...params import Device, FrozenPolicy, ModelParams, ParamError, RunParams
 from ...params.findings import Finding
-from ...params.own import load_own, module_of
-from ...params.own_modules import OwnSources, own_sources
+from ...params.own import module_of
 from ...params.run import with_cluster
 from ...params.variables import with_variables
 from ...planning import make_plan

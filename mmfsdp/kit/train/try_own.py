@@ -6,8 +6,9 @@ from typing import Any
 
 from ...core.optimizer_states import FIELD as OPTIMIZER
 from ...core.optimizer_states import optimizer_states
+from ...own.calls import check_call
 from ...params import RunParams
-from ...params.own import check_call, own_fields, path_of
+from ...params.own import own_fields, path_of
 from ..data.corrupt import shorten
 from ..data.sources.stream import GivenRow, Source
 from ..run.launchers.registry import FIELD as LAUNCHER

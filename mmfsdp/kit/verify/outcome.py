@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.multiprocessing import ProcessExitedException
 
+from ...own.calls import OwnCodeError, own_errors
 from ...params import ParamError
-from ...params.own import OwnCodeError, own_errors
 from ..spawn_ranks import on_ranks
 from .lines import WRONG, Line, from_plain, to_plain
 

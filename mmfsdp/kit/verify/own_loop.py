@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from ...checkpoint.gather import gather_json
 from ...core.micro_batch import MappingBatch, loss_of
+from ...own.calls import own_errors
 from ...params import ParamError
-from ...params.own import own_errors
 from ..data.own_random import seed_all
 from .forward_checks import (
     check_batch_norms,

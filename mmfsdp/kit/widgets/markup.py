@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from ...own.calls import OwnCodeError
 from ...params.base import without_controls
-from ...params.own import OwnCodeError
 from .style import DARK_PAGE, STYLE
 
 _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
+from ....own.calls import OwnCodeError, call_own, own_errors, own_place, own_traceback
+from ....own.modules import code_in_use, finding, use_code
 from ....params import DataParams, ParamError, SourceParams
-from ....params.own import OwnCodeError, call_own, own_errors, own_place, own_traceback, path_of
-from ....params.own_modules import code_in_use, finding, use_code
+from ....params.own import path_of
 from ..batch import Sample
 from ..corrupt import CorruptRecord
 from ..pictures import to_rgb

@@ -11,10 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ....own.calls import OwnCodeError, call_own
 from ....params import Executor, ParamError, RunParams
 from ....params.enums import imported
 from ....params.launching import SLURM_FIELDS, LaunchParams
-from ....params.own import OwnCode, OwnCodeError, call_own, path_of
+from ....params.own import OwnCode, path_of
 from ..files.folder import read_params_yaml
 from ..files.run_record import REPLAY, RunRecord, replay_words
 from ..own_code import use_code_of

@@ -15,9 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ....own.calls import OwnCodeError
 from ....params import RunParams
 from ....params.launching import JOB_SIGNALS
-from ....params.own import OwnCodeError
 from ..error_kinds import kind_of
 from ..files.folder import add_event, last_row, open_own, touch, write_json
 from ..files.history import RANK, add_moment

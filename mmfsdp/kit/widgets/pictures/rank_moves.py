@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from ....params.own_modules import is_persons_file
+from ....own.modules import is_persons_file
 from ...hangs.entered import RankRecord
 from ...hangs.stacks import Frame
 

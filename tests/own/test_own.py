@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mmfsdp.params import ParamError, RunParams, own_modules
-from mmfsdp.params.own import OwnCodeError, call_own, load_own, own_fields
-from mmfsdp.params.own_modules import code_from, own_sources
+from mmfsdp.own import modules
+from mmfsdp.own.calls import OwnCodeError, call_own, load_own
+from mmfsdp.own.modules import code_from, own_sources
+from mmfsdp.params import ParamError, RunParams
+from mmfsdp.params.own import own_fields
 from tests.processes import in_fresh_python
 from tests.tracebacks import shows_package
 
@@ -132,7 +134,7 @@ def test_functions_name_what_only_a_rank_will_import():
 
 
 def test_more_code_than_a_run_folder_takes_is_refused(monkeypatch):
-    monkeypatch.setattr("mmfsdp.params.own_modules.MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("mmfsdp.own.modules.MAX_BYTES", 1 << 20)
     write("large.py", "TEXT = '" + "a" * (1 << 20) + "'\ndef read(): ...")
     load_own("data.reader", "large:read")
     with pytest.raises(ValueError, match="1 files of 1.0 MiB; a run folder takes 1 MiB"):
@@ -202,13 +204,13 @@ def test_a_file_with_the_name_of_another_module_is_named():
 
 def test_a_notebook_shows_the_lines_of_the_person_and_none_of_this_package():
     write("my_data.py", "def read():\n    return {}['key']")
-    cell = "from mmfsdp.params.own import call_own; call_own('data.reader', 'my_data:read')"
+    cell = "from mmfsdp.own.calls import call_own; call_own('data.reader', 'my_data:read')"
     code = "from IPython.core.interactiveshell import InteractiveShell\n"
     code += f"InteractiveShell.instance(colors='NoColor').run_cell({cell!r})"
     shown = in_fresh_python(code)
     assert "return {}['key']" in shown
     assert "OwnCodeError: data.reader: 'my_data:read' raised KeyError: 'key'" in shown
-    assert "own.py" not in shown
+    assert "calls.py" not in shown
 
 
 def test_an_editable_installation_is_known_by_its_version_unless_it_holds_the_entry(tmp_path, monkeypatch):
@@ -222,7 +224,7 @@ def test_an_editable_installation_is_known_by_its_version_unless_it_holds_the_en
     monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    own_modules._distributions.cache_clear()
+    modules._distributions.cache_clear()
     try:
         write("my_data.py", "import large.part\ndef read():\n    return large.part.read()")
         assert call_own("data.reader", "my_data:read") == 1
@@ -231,4 +233,4 @@ def test_an_editable_installation_is_known_by_its_version_unless_it_holds_the_en
         assert call_own("data.reader", "large.part:read") == 1
         assert set(own_sources(["large.part"]).files) == {"large/__init__.py", "large/part.py"}
     finally:
-        own_modules._distributions.cache_clear()
+        modules._distributions.cache_clear()

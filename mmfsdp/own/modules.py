@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .in_words import size
+from ..params.in_words import size
 
 PACKAGE = tuple({f"{file.parent.parent}/" for file in (Path(__file__), Path(__file__).resolve())})
 """The folder of this package, as files name it: as Python found it and, if a link led there, where it is."""

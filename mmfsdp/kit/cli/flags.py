@@ -15,10 +15,10 @@ from typing import Any, NoReturn, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from .base import ParamError, Params, did_you_mean, read_yaml
-from .in_words import WIDTH
-from .own import names_own_code
-from .run import RunParams, load
+from ...params.base import ParamError, Params, did_you_mean, read_yaml
+from ...params.in_words import WIDTH
+from ...params.own import names_own_code
+from ...params.run import RunParams, load
 
 MAIN_FLAGS = (
     "model.kind",
