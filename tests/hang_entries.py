@@ -1,5 +1,7 @@
-"""Ways to hang in a loop of one's own, as the ranks of tests run it: a small model that sees, FSDP2, a data loader."""
+"""Ways to hang in a loop of one's own, as the ranks of tests run it: a small model that sees, FSDP2, a data loader with
+two workers on each rank, which are forks of it and print stacks of their own into its log."""
 
+import faulthandler
 import os
 import signal
 import time
@@ -13,7 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import mmfsdp
-from mmfsdp.kit.run.ranks.hang import Heartbeat
+from mmfsdp.kit.data.worker_processes import worker_context
+from mmfsdp.kit.run.ranks.hang import STACK_SIGNAL, Heartbeat
 from mmfsdp.kit.train.job import process_group
 from mmfsdp.params import RunParams
 
@@ -74,25 +77,42 @@ def wrapped(fault: str) -> nn.Module:
     return mmfsdp.wrap_fsdp(model, mmfsdp.FSDPParams(**fsdp), example=example)
 
 
+def collate(samples, *, fault):
+    """Return the batch of a step, of which each rank has one sample. In a data worker."""
+    step = samples[0] + 1
+    if fault.startswith("sleeps") and is_faulty(step, rank=1):
+        time.sleep(600)
+    batch = {"numbers": torch.full((2, WIDTH), float(step))}
+    if not fault.startswith("no_picture") or not is_faulty(step, rank=1):
+        batch["picture"] = torch.ones(2, WIDTH)
+    return batch
+
+
+def print_stacks(worker: int, *, fault: str) -> None:
+    """Let a data worker print its stack when all processes of a job are asked for theirs; where it sleeps, always."""
+    if fault == "sleeps":
+        faulthandler.dump_traceback_later(0.2, repeat=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {STACK_SIGNAL})
+    faulthandler.register(STACK_SIGNAL)
+
+
+def batches(fault: str) -> DataLoader:
+    """Return the batches of two data workers: forks that print stacks, or as this package has them in its loader."""
+    workers = {"multiprocessing_context": "fork", "worker_init_fn": partial(print_stacks, fault=fault)}
+    if fault == "sleeps_in_ours":
+        workers = {"multiprocessing_context": worker_context()}
+    return DataLoader(range(6), 1, collate_fn=partial(collate, fault=fault), num_workers=2, **workers)
+
+
 def loop(folder: Path, fault: str) -> None:
     """Train until the faulty step, in which one rank does as the fault says."""
     beat = Heartbeat(folder, RANK)
-
-    def collate(samples):
-        step = samples[0] + 1
-        if fault == "sleeps" and is_faulty(step, rank=1):
-            time.sleep(600)
-        batch = {"numbers": torch.full((2, WIDTH), float(step))}
-        if not fault.startswith("no_picture") or not is_faulty(step, rank=1):
-            batch["picture"] = torch.ones(2, WIDTH)
-        return batch
-
     with process_group(RunParams.from_yaml(folder / "params.yaml")):
         model = wrapped(fault)
         groups = [dist.new_group(), dist.new_group()]
         assert mmfsdp.name_hang(model)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-        for step, batch in enumerate(DataLoader(range(6), 1, collate_fn=collate), start=1):
+        for step, batch in enumerate(batches(fault), start=1):
             beat(f"step {step} compute")
             if fault == "stops" and is_faulty(step, rank=1):
                 os.kill(os.getpid(), signal.SIGSTOP)
@@ -111,9 +131,12 @@ def loop(folder: Path, fault: str) -> None:
             dist.all_reduce(loss.detach())
 
 
-FAULTS = ("sleeps", "no_picture", "no_picture_in_gloo", "stops", "skips_backward", "evaluates", "logs", "crosses")
-"""gloo fails, rather than waits, where one rank gathers another unit, of another size: `no_picture_in_gloo`; or where
-one sums more numbers than the others: `logs`."""
+FAULTS = (
+    *("sleeps", "sleeps_in_ours", "no_picture", "no_picture_in_gloo", "stops", "skips_backward", "evaluates", "logs"),
+    "crosses",
+)
+"""A data worker sleeps: a fork, or one of this package's loader. gloo fails, rather than waits, where one rank gathers
+another unit, of another size: `no_picture_in_gloo`; or where one sums more numbers than the others: `logs`."""
 
 
 def __getattr__(fault: str) -> Callable[[Path], None]:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from mmfsdp.kit.run.files.folder import read_heartbeat
+from mmfsdp.kit.run.files.reasons import NOT_JOINED
 from mmfsdp.kit.run.ranks import hang
 from mmfsdp.kit.run.ranks.hang import HangDetector, Heartbeat
 from mmfsdp.kit.train.job import wrap
@@ -43,7 +44,8 @@ class Ranks:
         end = self.now + seconds
         while self.now < end:
             self.now += 1.0
-            if self.detector.check():
+            self.found = self.detector.check()
+            if self.found:
                 return True
         return False
 
@@ -67,6 +69,17 @@ def test_work_that_nobody_can_divide_may_take_long(ranks, activity):
     ranks.report(activity)
     assert not ranks.hangs_within(19 * LIMIT_S)
     assert ranks.hangs_within(2 * LIMIT_S)
+
+
+def test_ranks_that_do_not_meet_say_at_which_address(ranks):
+    """Where another program listens, torch waits for half an hour."""
+    assert not ranks.hangs_within(1)
+    ranks.report("joining: at 10.1.2.3:20123")
+    assert not ranks.hangs_within(4 * LIMIT_S)
+    assert ranks.hangs_within(2 * LIMIT_S)
+    why = ranks.found.why
+    assert "(in joining: at 10.1.2.3:20123)" in why.text and why.kind == NOT_JOINED, why
+    assert "set launch.host" in why.what_to_do
 
 
 def test_a_profile_may_be_written_for_longer_than_a_step_takes(ranks):

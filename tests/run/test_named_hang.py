@@ -15,13 +15,16 @@ OWN = r"\(hang_entries.py, line \d+\)"
 SAME_UNITS, THE_LINE = "run forward and backward of the same units on all ranks", "look at the line where it is"
 SILENCE_S = 20
 """Ranks import for at most five times as long: a dozen of them do on two busy cores."""
+SLEEPS = (
+    1,
+    r"rank 1 never entered the all-gather of the root unit in forward \(collective \d+\), in which rank 0 waits; it is "
+    rf"in loop {OWN}, where it waits for its data workers; no rank has reported for launch.silence_s, \d+ s "
+    r"\(rank 1: step 2 compute\)",
+    THE_LINE,
+)
 HANGS = {
-    "sleeps": (
-        1,
-        r"rank 1 never entered the all-gather of the root unit in forward \(collective \d+\), in which rank 0 waits; "
-        rf"it is in collate {OWN}; no rank has reported for launch.silence_s, \d+ s \(rank 1: step 2 compute\)",
-        THE_LINE,
-    ),
+    "sleeps": SLEEPS,
+    "sleeps_in_ours": SLEEPS,
     "no_picture": (
         1,
         r"rank 1 never entered the all-gather of vision\.0 in forward \(collective \d+\), in which rank 0 waits; "

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +19,9 @@ from mmfsdp.kit.run import local
 from mmfsdp.kit.run.files.folder import MetricsWriter, last_row, metrics_path, read_json, read_metrics, write_json
 from mmfsdp.kit.run.files.run_record import RunRecord, Status, check_entry
 from mmfsdp.kit.run.rank_count import with_ranks
-from mmfsdp.kit.run.start import git_commit, make_record
+from mmfsdp.kit.run.start import git_commit, make_folder, make_record
 from mmfsdp.kit.run.state import run_state
+from mmfsdp.params import LaunchParams
 
 
 def record(**changes) -> RunRecord:
@@ -47,6 +50,36 @@ def dead() -> dict[str, float]:
     start = local.process_start(process.pid) or time.time()
     process.wait()
     return {"pid": process.pid, "start": start}
+
+
+def a_finished_run(folder: Path) -> Path:
+    """A run that has completed."""
+    (folder / "logs").mkdir(parents=True)
+    (folder / "params.yaml").write_text("{}\n")
+    write_json(folder / "status.json", {"status": "COMPLETED"})
+    record().write(folder)
+    return folder
+
+
+def test_of_eight_launches_with_replace_one_replaces_the_run_and_the_others_are_told_so(tmp_path):
+    def launch(_) -> str:
+        start.wait()
+        try:
+            make_folder(params)
+        except ParamError as error:
+            return str(error)
+        return "made"
+
+    with ThreadPoolExecutor(8) as pool:
+        for turn in range(30):
+            start, params = threading.Barrier(8), LaunchParams(folder=str(tmp_path / str(turn)), replace=True)
+            folder = a_finished_run(tmp_path / f"{turn}/first")
+            answers = sorted(pool.map(launch, range(8)))
+            assert answers.pop() == "made" and "made" not in answers, answers
+            for words in answers:
+                assert "the run " in words and ("is being launched" in words or "exists already (" in words), words
+            assert {path.name for path in folder.parent.iterdir()} == {"first", "first-1"}
+            assert (folder.parent / "first-1/run.json").exists() and not (folder / "run.json").exists()
 
 
 def test_readers_of_a_file_see_it_whole(tmp_path):

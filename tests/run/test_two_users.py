@@ -1,6 +1,7 @@
 """Another person's run on a shared machine, looked at by a real other user; a home that is closed; no network."""
 
 import os
+import pwd
 import subprocess
 import sys
 import tempfile
@@ -78,11 +79,20 @@ def a_run(folder: Path, status: Status, mode: int) -> Path:
 def test_another_persons_run_is_shown_and_never_changed(shared):
     closed = a_run(shared / "closed", Status.RUNNING, 0o000 if os.getuid() else 0o700)
     opened, over = a_run(shared / "open", Status.RUNNING, 0o555), a_run(shared / "over", Status.COMPLETED, 0o555)
+    half = a_run(shared / "half", Status.COMPLETED, 0o755)
+    (half / "run.json").chmod(0o600)
     text = other(f"runs {shared}", f"watch {closed}", f"cancel {closed}")
     assert "open  RUNNING" in text and text.count("closed' is not a run that you may read") == 2, text
     text = other(
         f"cancel {opened}", f"drill {opened}", f"resume {over} --trust", f"resume {over}", f"make {shared} over"
     )
-    assert text.count("Permission denied") == 2 and text.count("$ 2") == 5, text
+    assert "Permission denied" in text and text.count("$ 2") == 5, text
+    assert os.getuid() or f"{over}/status.json belongs to the user root, and you may not write it" in text, text
     assert not (opened / "cancel").exists() and (over / "run.json").exists()
+    text = other(f"status {half}", f"watch {half}", f"runs {shared}", f"report {opened}", f"make {shared} closed")
+    me = pwd.getpwuid(os.getuid()).pw_name
+    if os.getuid() == 0:
+        assert text.count(f"{half}/run.json belongs to the user {me}, and you may not read it") == 3, text
+        assert f"{opened} belongs to the user {me}, and you may not write it" in text, text
+        assert "closed' exists already, and you may not read it; choose another name" in text and "Errno" not in text
     closed.chmod(0o700)

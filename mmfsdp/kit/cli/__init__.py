@@ -18,7 +18,7 @@ from ...params import ParamError, TrackerKind, preset_names
 from ...params.base import did_you_mean, without_controls
 from ...params.enums import LAYOUTS
 from ..check.check import WAIT_MIN
-from ..run.error_kinds import kind_of
+from ..run.error_kinds import error_words, kind_of
 from ..run.files.reasons import ADVICE, UNKNOWN, Reason
 from ..run.replay.replay import DEFAULT_SPEED
 from . import interrupts
@@ -336,7 +336,7 @@ def _mistake(command: str, error: Exception) -> Mistake:
     """Tell of an error on stderr, in a line if it is a person's to correct, and return it."""
     if interrupts.were_noted():  # an import that it ended halfway fails with an error of a library
         return _interrupted("")
-    message = without_controls(" ".join(str(error).split()))
+    message = without_controls(error_words(error))
     reason = Reason(message, kind_of(error))
     # safetensors reports a full disk with an error of its own.
     is_known = isinstance(error, (ParamError, OSError)) or ADVICE.get(reason.kind, UNKNOWN).told

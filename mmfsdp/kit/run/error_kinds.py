@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dis
 import errno
+import os
+import pwd
 import re
 import shutil
+from pathlib import Path
 from typing import TypeVar
 
 from .files.reasons import COLLECTIVES, DISK, LOST_PEER, MEMORY, SHARED_MEMORY, SITE, Reason
@@ -69,6 +72,27 @@ def kind_of(error: BaseException) -> str:
     if not kind and error.__cause__ is not None:  # `raise ... from cause`
         kind = kind_of(error.__cause__)
     return kind
+
+
+def error_words(error: BaseException) -> str:
+    """Return the message of an exception in a line; where a file may not be read or written, with whose it is."""
+    words = " ".join(str(error).split())
+    if not isinstance(error, PermissionError) or not isinstance(error.filename, (str, bytes)):
+        return words
+    path = Path(os.fsdecode(error.filename)).absolute()
+    while True:
+        try:
+            owner = path.stat().st_uid
+            break
+        except OSError:  # a file that is not there, or in a folder that is closed
+            path = path.parent
+    if owner == os.getuid():
+        return words
+    try:
+        user = pwd.getpwuid(owner).pw_name
+    except KeyError:  # of another machine
+        user = f"number {owner}"
+    return f"{path} belongs to the user {user}, and you may not {'write' if os.access(path, os.R_OK) else 'read'} it"
 
 
 def text_kind(text: str) -> str:

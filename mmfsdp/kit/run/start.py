@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import socket
@@ -12,10 +13,11 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import mmfsdp
 
@@ -29,12 +31,12 @@ from .files.folder import make_folders, open_own, read_json, write_json, write_t
 from .files.run_record import TRAININGS, RunRecord
 from .hub_cache import check_cached
 from .launchers.registry import launcher_for, launcher_named
-from .local import FOLDER_VARIABLE, RUN_VARIABLE, process_start
+from .local import FOLDER_VARIABLE, RUN_VARIABLE, file_age, process_start
 from .own_code import read_code, sources_of, write_code
 from .pretraining import pretrains
 from .ranks.warm import start_in_warm
 from .slurm.site import settled, time_limit
-from .state import SWEEP_FILE, is_run, run_state
+from .state import LAUNCH_TIMEOUT_S, SWEEP_FILE, is_run, run_state
 from .trust import code_digest, params_digest, trust_run
 
 if TYPE_CHECKING:
@@ -154,18 +156,54 @@ def make_folder(params: LaunchParams) -> Path:
         raise ParamError("launch.folder", f"{params.folder!r}: no such user; write it in full")
     try:
         make_folders(parent)
-        if params.replace and _is_over(folder):
-            number = 1
-            while folder.with_name(f"{params.name}-{number}").exists():
-                number += 1
-            folder.rename(folder.with_name(f"{params.name}-{number}"))
-        folder.mkdir(mode=0o700)
+        if params.replace:
+            _rename_finished(folder)
+        _make_at_once(folder)
     except OSError as error:
-        if os.path.exists(folder):
+        if os.path.lexists(folder):
             raise ParamError("launch.name", name_taken(folder)) from None
         raise ParamError("launch.folder", f"{str(parent)!r} cannot hold runs ({error}); choose another") from None
-    (folder / "logs").mkdir(mode=0o755)
     return folder
+
+
+def _make_at_once(folder: Path) -> None:
+    """Make a folder with its logs/ in it, in one step. Raises FileExistsError if there is something of its name.
+
+    Of several launches of one name at a time, the others see by logs/ that this one is a run.
+    """
+    if os.path.lexists(folder):
+        raise FileExistsError(folder)
+    unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    unfinished.mkdir(mode=0o700)
+    (unfinished / "logs").mkdir(mode=0o755)
+    try:
+        unfinished.rename(folder)  # fails where there is a folder with something in it
+    except OSError:
+        shutil.rmtree(unfinished)
+        raise
+
+
+def _rename_finished(folder: Path) -> None:
+    """Rename the folder of a run, or of a sweep, that has ended: NAME-1, NAME-2, ...
+
+    Under a lock on one of its files: another launch may have just renamed it, and made a new run of its name.
+    """
+    for name in ("params.yaml", SWEEP_FILE):
+        path = folder / name
+        with suppress(FileNotFoundError, NotADirectoryError), _opened(path) as file:
+            with suppress(OSError):  # a file server without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()) and _is_over(folder):
+                number = 1
+                while folder.with_name(f"{folder.name}-{number}").exists():
+                    number += 1
+                folder.rename(folder.with_name(f"{folder.name}-{number}"))
+            return
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Open a file to lock it: for writing where that is allowed, since NFS refuses the lock of a reader."""
+    return open_own(path, "r+b" if os.access(path, os.W_OK) else "rb")
 
 
 def _is_over(folder: Path) -> bool:
@@ -193,7 +231,12 @@ def free_name(folder: Path, name: str) -> str:
 
 def name_taken(folder: Path, with_what: str = "") -> str:
     """Return why a run cannot have the name of an existing folder. with_what: words about the run that has it."""
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return f"{str(folder)!r} exists already, and you may not read it; choose another name"
     if not is_run(folder):
+        age = file_age(folder)
+        if (folder / "logs").is_dir() and age is not None and age < LAUNCH_TIMEOUT_S:
+            return f"the run {str(folder)!r} is being launched by another process; choose another name"
         return f"{str(folder)!r} exists already and is not a run; choose another name"
     words = f"the run {str(folder)!r} exists already ({run_state(folder)})"
     if with_what:

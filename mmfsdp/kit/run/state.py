@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...checkpoint.steps import best_of
+from .error_kinds import error_words
 from .files.folder import LOSS_BYTES, LOSS_TITLE, PathLike, Row, best_words, final_loss
 from .files.reasons import NEVER_LAUNCHED, NO_RECORD, Reason
 from .files.run_record import RunRecord, RunState, Status, because, replay_words
@@ -204,10 +205,9 @@ def find_runs(folder: PathLike) -> dict[str, Path]:
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    """Return the folders in a folder that this user may read."""
-    if not folder.is_dir():
-        return []
-    return [path for path in sorted(folder.iterdir()) if path.is_dir() and os.access(path, os.R_OK | os.X_OK)]
+    """Return the folders in a folder that this user may read; not hidden ones, as one that is being made."""
+    paths = sorted(folder.glob("[!.]*")) if folder.is_dir() else []
+    return [path for path in paths if path.is_dir() and os.access(path, os.R_OK | os.X_OK)]
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ def list_runs(paths: Mapping[str, Path]) -> list[ListedRun]:
         try:
             runs.append(_listed(name, path))
         except UNREADABLE as error:
-            runs.append(ListedRun(name, str(path), reason=f"cannot be read: {error}"))
+            runs.append(ListedRun(name, str(path), reason=f"cannot be read: {error_words(error)}"))
     return sorted(runs, key=lambda run: (run.created, run.name))
 
 

@@ -68,7 +68,7 @@ def run(folder: Path) -> None:
     if needs_backbones(params.model):
         # Started by torchrun: a launch has pretrained them.
         ensure_backbones(params, lambda label, done: beat(f"starting: {label} {done:.0%}"))
-    beat("joining")
+    beat(f"joining: at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
     with process_group(params) as device:
         beat("building")
         built, processor, weights = build(params)

@@ -17,6 +17,7 @@ MEMORY, SHARED_MEMORY, DISK = "memory", "shared memory", "disk"
 COLLECTIVES, LOST_PEER, LIBRARY, CRASH = "collectives", "lost peer", "library", "crash"
 SKIPPED_STEPS, SILENCE, RANK = "skipped steps", "silence", "rank"
 SITE, NOT_STARTED, NO_LOG, NO_PYTHON = "site", "not started", "no log", "no python"
+NOT_JOINED = "not joined"
 GONE, NEVER_LAUNCHED, NO_RECORD, NO_SIGN = "gone", "never launched", "no record", "no sign"
 NOT_FINITE, NOT_FINITE_FP16, SKIPPED, STALLED = "not finite", "not finite in fp16", "skipped", "stalled"
 NEVER_FINITE, NEVER_FINITE_FP16 = "never finite", "never finite in fp16"
@@ -112,6 +113,11 @@ ADVICE = {
     ),
     SITE: Advice("", site=True),
     NOT_STARTED: Advice("", site=True),
+    NOT_JOINED: Advice(
+        "the ranks do not meet at that address and port: another program may listen there, or the name may lead to "
+        "another machine; set launch.host, or export MASTER_ADDR and MASTER_PORT in launch.setup",
+        site=True,
+    ),
     NO_LOG: Advice("", site=True),
     NO_PYTHON: Advice(
         "set launch.python to the Python that mmfsdp is installed in, in a folder that all nodes see",

@@ -26,10 +26,11 @@ class Stage(NamedTuple):
     """Multiple of `launch.silence_s` that a rank may take in it without a report; more is a hang."""
 
 
+JOINING = "joining"
 STAGES = {
     "importing": Stage(IMPORTS, "importing torch and transformers", 20),
     "starting": Stage(IMPORTS, "reading the parameters", 5),
-    "joining": Stage(PLAN, "joining the other ranks", 5),
+    JOINING: Stage(PLAN, "joining the other ranks", 5),
     "building": Stage(PLAN, "building the model", 5),
     "opening": Stage(PLAN, "opening the data", 20),
     "planning": Stage(PLAN, "planning", 5),

@@ -269,9 +269,9 @@ class Launcher(ABC):
         return ""
 
     def print_stack(self, folder: Path, record: RunRecord, rank: int, number: signal.Signals) -> bool:
-        """Send the signal to a rank by which it prints its stack into its log. Called by whoever watches the ranks.
+        """Send the signal to a rank by which it writes its stack into a file. Called by whoever watches the ranks.
 
-        Return False if it cannot be reached. Others may print theirs, too.
+        Return False if it cannot be reached. Others may write theirs, too.
         """
         status = rank_status(folder, rank)
         if status.get("host") != socket.gethostname():

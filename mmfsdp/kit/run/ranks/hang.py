@@ -15,21 +15,23 @@ import time
 from pathlib import Path
 
 from ...hangs.rank_server import remove
-from ...hangs.stacks import main_stack, waits_for_workers
+from ...hangs.stacks import main_stack, waits_for_workers, without_callers
 from ..files.folder import (
     heartbeat_path,
+    last_bytes,
     last_log_lines,
     make_inner_folder,
+    newest_lines,
     open_own,
     put_heartbeat,
     read_heartbeat,
     touch,
 )
 from ..files.history import BEAT, add_moment
+from ..files.reasons import NOT_JOINED, SHARED_MEMORY, SILENCE
 from ..files.reasons import NOT_STARTED as NEVER_STARTED
-from ..files.reasons import SHARED_MEMORY, SILENCE
-from ..files.run_record import RunRecord, RunState, Status, because, write_status
-from ..files.stages import NOT_STARTED, SLOW_FACTOR, is_step, patience_s, progress_of, stage_of
+from ..files.run_record import RunRecord, RunState, Status, because, rank_status, write_status
+from ..files.stages import JOINING, NOT_STARTED, SLOW_FACTOR, is_step, parsed, patience_s, progress_of, stage_of
 from ..launchers.registry import launcher_in_run
 from ..local import process_start
 from .ask_ranks import sockets_here
@@ -37,12 +39,15 @@ from .named_hang import kind_of_hang, name_hang_of
 
 NEVER_REPORTED = "start; can its node see launch.folder?"
 """The activity of a rank that has not reported anything: its process did not start, or it cannot see the folder."""
+TOLD_LOG_BYTES = 4000
+"""Bytes of the end of the log of a rank that hangs that are shown, before its stack."""
 _NO_SHARED_MEMORY = re.compile(r"^RuntimeError: unable to .*</torch_\w+>: No space left", re.MULTILINE)
 """Printed by multiprocessing in a data worker that cannot hand over its batch, and goes on; its rank waits for it."""
 STACK_SIGNAL = signal.SIGUSR1
-"""Asks a rank to print the stacks of its threads into its log."""
-STACK_DUMP_S = 0.5
-"""Seconds that a rank may take to write its stack into its log."""
+"""Asks a rank to write the stacks of its threads into a file of its own."""
+STACK_TIMEOUT_S = 5.0
+"""Seconds that a rank may take to write its stack, and the file server to show it."""
+MAX_STACK_BYTES = 100_000
 SUSPENDED_S = 5.0
 """Seconds between two looks, which are at most one apart, after which this process was itself suspended."""
 
@@ -104,21 +109,23 @@ class HangDetector:
         slowest = min(range(self.record.ranks), key=lambda rank: progress_of(self.activities[rank]))
         named = name_hang_of(self.folder, self.record)
         rank = slowest if named is None else named.rank
+        stack, log = "", ""
         if rank is not None:
-            dump_stack(self.folder, self.record, rank)
-        log = "" if rank is None else last_log_lines(self.folder, rank, size=20_000)
+            stack = ask_stack(self.folder, self.record, rank)
+            log = last_log_lines(self.folder, rank, size=20_000)
+        frames = main_stack(stack)
         if named is None:
             cause = f"rank {rank} does not answer (in {self.activities[slowest]}): it hangs"
             cause += f"; the limit is launch.silence_s, {self.limit_s:g} s"
-            kind = NEVER_STARTED if self.activities[slowest] == NEVER_REPORTED else SILENCE
+            kind = _kind_of_silence(self.activities[slowest])
         else:
             where = self.activities[slowest if rank is None else rank]
-            cause = f"{named.words(main_stack(log))}; no rank has reported for launch.silence_s, {self.limit_s:g} s"
+            cause = f"{named.words(frames)}; no rank has reported for launch.silence_s, {self.limit_s:g} s"
             cause += f" (rank {slowest if rank is None else rank}: {where})"
             kind = kind_of_hang(named.hang)
-        if waits_for_workers(main_stack(log)) and _NO_SHARED_MEMORY.search(log):
+        if waits_for_workers(frames) and _NO_SHARED_MEMORY.search(log):
             kind = SHARED_MEMORY
-        traceback = "" if rank is None else last_log_lines(self.folder, rank)
+        traceback = newest_lines(log, TOLD_LOG_BYTES) + without_callers(stack)
         return because(Status.FAILED, cause, kind=kind, rank=rank, traceback=traceback)
 
     def _read_heartbeats(self, now: float) -> None:
@@ -140,10 +147,30 @@ class HangDetector:
         return max(self.limit_s, SLOW_FACTOR * self.longest_step_s)
 
 
-def dump_stack(folder: Path, record: RunRecord, rank: int) -> None:
-    """Make a rank write its stack into its log, as it does on STACK_SIGNAL (rank.py). On Slurm all ranks do."""
+def _kind_of_silence(activity: str) -> str:
+    """Return the kind of a hang whose ranks cannot tell what they have entered, by what the slowest one reported."""
+    if activity == NEVER_REPORTED:
+        return NEVER_STARTED
+    return NOT_JOINED if parsed(activity).word == JOINING else SILENCE
+
+
+def stack_path(folder: Path, rank: int, pid: int) -> Path:
+    """Return the file into which the process of a rank writes its stacks."""
+    return folder / "logs" / f"rank{rank}.{pid}.stack"
+
+
+def ask_stack(folder: Path, record: RunRecord, rank: int) -> str:
+    """Return the stacks of a rank, which it writes on STACK_SIGNAL (rank.py); "" if it does not. On Slurm all ranks do.
+
+    A rank does not while a function in C holds Python's lock.
+    """
+    path = stack_path(folder, rank, rank_status(folder, rank).get("pid", 0))
+    path.unlink(missing_ok=True)  # of an earlier question
+    end = time.monotonic() + STACK_TIMEOUT_S
     if launcher_in_run(folder, record).print_stack(folder, record, rank, STACK_SIGNAL):
-        time.sleep(STACK_DUMP_S)
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+    return last_bytes(path, size=MAX_STACK_BYTES)
 
 
 def watch_job(folder: Path, *, rank0_pid: int) -> None:

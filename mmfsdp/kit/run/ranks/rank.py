@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from ..preempt import PREEMPT_SIGNAL, Preempted, listen_for_preemption, preempti
 from ..slurm.slurm_state import PREEMPTED_FILE
 from .ask_ranks import keep_entered, prepare_sockets
 from .fork import set_output
-from .hang import STACK_SIGNAL, Heartbeat
+from .hang import STACK_SIGNAL, Heartbeat, stack_path
 from .rank_imports import rank_imports
 
 SETTLE_S = 3.0
@@ -64,6 +65,7 @@ def run_rank(folder: str) -> None:
     listen_for_preemption(sigterm=not launcher.here)  # here, the supervisor stops ranks by SIGTERM
     try:
         set_environment(place, record)
+        write_stacks_on(STACK_SIGNAL, stack_path(path, place.global_rank, os.getpid()))
         launcher.enter_rank(place, record)
         choose_devices(record)
         if record.entry != SITE_CHECK:  # `check` tells itself what is wrong with the address
@@ -104,25 +106,33 @@ def run_alone(folder: Path) -> None:
     run_rank(str(folder))
 
 
-def print_stacks_on(number: signal.Signals) -> None:
-    """Print the stacks of all threads when this process receives a signal. Only in the main thread.
+def write_stacks_on(number: signal.Signals, path: Path) -> None:
+    """Write the stacks of all threads into a file when this process receives a signal. Only in the main thread.
+
+    A file of this process alone: a data worker, which has the same log, may print its own stack, too.
 
     Slurm sends a signal to all processes of a job, and this one would end each process that a rank has started, such
     as a compiler. So the main thread blocks it, which processes and threads that it starts inherit, and one thread
-    waits for it. That thread holds Python's lock while it prints: `faulthandler.register` prints in the signal handler,
+    waits for it. That thread holds Python's lock while it writes: `faulthandler.register` writes in the signal handler,
     without the lock, and reads the frames of threads that run on meanwhile, which at times is a segmentation fault.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     signal.signal(number, signal.SIG_DFL)  # the supervisor ignores it, which its ranks inherit
-    file = sys.stderr  # the log; a person's code may put something else in its place
+    unfinished = path.with_name(f"{path.name}.new")
 
-    def print_each_time() -> None:
+    def write() -> None:
+        with open_own(unfinished, "wb") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+        os.replace(unfinished, path)
+
+    def write_each_time() -> None:
         while True:
             signal.sigwait({number})
             if signal.getsignal(number) is not signal.SIG_IGN:  # a blocked signal arrives here though it is ignored
-                faulthandler.dump_traceback(file, all_threads=True)
+                with suppress(OSError):  # a full disk: whoever asks waits in vain
+                    write()
 
-    threading.Thread(target=print_each_time, name=f"receives {number.name}", daemon=True).start()
+    threading.Thread(target=write_each_time, name=f"receives {number.name}", daemon=True).start()
 
 
 def start_helpers(folder: Path, record: RunRecord, launcher: Launcher, place: Place) -> None:
@@ -155,7 +165,6 @@ def set_environment(place: Place, record: RunRecord) -> None:
     os.environ |= {"RANK": str(place.global_rank), "LOCAL_RANK": str(place.local_rank)}
     os.environ |= {"WORLD_SIZE": str(place.num_tasks), "LOCAL_WORLD_SIZE": str(local_ranks)}
     faulthandler.enable()
-    print_stacks_on(STACK_SIGNAL)
 
 
 def choose_devices(record: RunRecord) -> None:
