@@ -64,8 +64,7 @@ def run_rank(folder: str) -> None:
         raise SystemExit("cancelled")
     listen_for_preemption(sigterm=not launcher.here)  # here, the supervisor stops ranks by SIGTERM
     try:
-        set_environment(place, record)
-        write_stacks_on(STACK_SIGNAL, stack_path(path, place.global_rank, os.getpid()))
+        set_environment(path, place)
         launcher.enter_rank(place, record)
         choose_devices(record)
         if record.entry != SITE_CHECK:  # `check` tells itself what is wrong with the address
@@ -159,12 +158,13 @@ def start_helper(folder: Path, role: str) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def set_environment(place: Place, record: RunRecord) -> None:
+def set_environment(folder: Path, place: Place) -> None:
     """Set the environment variables that torch.distributed reads, before torch is imported; not the address yet."""
     local_ranks = place.num_tasks // place.num_nodes
     os.environ |= {"RANK": str(place.global_rank), "LOCAL_RANK": str(place.local_rank)}
     os.environ |= {"WORLD_SIZE": str(place.num_tasks), "LOCAL_WORLD_SIZE": str(local_ranks)}
     faulthandler.enable()
+    write_stacks_on(STACK_SIGNAL, stack_path(folder, place.global_rank, os.getpid()))
 
 
 def choose_devices(record: RunRecord) -> None:
