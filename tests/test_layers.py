@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "mmfsdp"
 ROOMS = (
     "params own core backends quantized lint predict planning checkpoint "
     "kit.data kit.hangs kit.run kit.spawn_ranks kit.models kit.shapes kit.train kit.compat "
-    "kit.bench kit.verify kit.check kit.widgets kit.cli widgets"
+    "kit.bench kit.verify kit.check kit.widgets kit.arena kit.cli widgets"
 ).split()
 """From the bottom up."""
 SMALL = ROOMS[: ROOMS.index("kit.data")]

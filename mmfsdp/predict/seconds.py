@@ -181,27 +181,34 @@ def copied_bytes(plan: WrapPlan, micro_steps: int) -> int:
 
 
 def _sent(plan: WrapPlan, wire: CollectiveCount, machine: Machine) -> tuple[int, int, float]:
-    """Return (bytes within the node, bytes to other nodes, seconds) of one kind of collective.
-
-    Shards lie within a node as far as they fit. As with NCCL, each GPU has a network card of its own, which takes an
-    equal share of what leaves the node.
-    """
+    """Return (bytes within the node, bytes to other nodes, seconds) of one kind of collective."""
     over_replicas = wire.kind == "all-reduce" and wire.phase == "backward" and plan.replicate > 1
     ranks, stride = (plan.replicate, plan.shard) if over_replicas else (plan.shard, 1)
     if not plan.rules.shards or wire.phase == "control":
         ranks = plan.world_size
+    return ring_time(machine, wire.wire_bytes, ranks, stride=stride, count=wire.count)
+
+
+def ring_time(
+    machine: Machine, wire_bytes: int, ranks: int, *, stride: int = 1, count: int = 1
+) -> tuple[int, int, float]:
+    """Return (bytes within the node, bytes to other nodes, seconds) of collectives in which a rank sends so many bytes.
+
+    Shards lie within a node as far as they fit. As with NCCL, each GPU has a network card of its own, which takes an
+    equal share of what leaves the node. stride: between the numbers of the ranks. count: of the collectives.
+    """
     together = min(ranks, max(1, machine.gpus_per_node // stride))
     nodes = max(1, ranks // together)
     between = 0
     if nodes > 1:
-        tensor = wire.wire_bytes * ranks / max(1, ranks - 1)  # the ring passes on all but one of its parts
+        tensor = wire_bytes * ranks / max(1, ranks - 1)  # the ring passes on all but one of its parts
         # Each node takes in what the others hold, once, through as many cards as it has ranks in the group.
         between = int(tensor * (nodes - 1) / nodes / together)
-    inside = wire.wire_bytes - between
-    duration = wire.wire_bytes / machine.bandwidth
+    inside = wire_bytes - between
+    duration = wire_bytes / machine.bandwidth
     if machine.inside:
         duration = max(inside / machine.inside, between / machine.bandwidth)
-    return inside, between, duration + wire.count * machine.latency * (1 + log2(nodes))
+    return inside, between, duration + count * machine.latency * (1 + log2(nodes))
 
 
 def seconds(n: float) -> str:

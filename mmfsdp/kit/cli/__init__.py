@@ -23,8 +23,9 @@ from ..run.files.reasons import ADVICE, UNKNOWN, Reason
 from ..run.replay.replay import DEFAULT_SPEED
 from . import interrupts
 from .answers import CheckAnswer, NewAnswer, PlanAnswer, RunsAnswer, StatusAnswer, VerifyAnswer, WatchLine
+from .arena import add_arena, arena
 from .checking import check
-from .course import course
+from .course import add_course, course
 from .fetching import fetch
 from .flags import Parser, add_flags, read_words
 from .json_output import Failure, Mistake, add_json, only_json, wants_json, write
@@ -58,20 +59,13 @@ def build_parser() -> Parser:
         command.set_defaults(call=call, parser=command)
         return command
 
-    _add_course(add)
+    add_course(add)
+    add_arena(add)
     _add_checks(add)
     _add_what_starts_runs(add)
     _add_what_looks_at_runs(add)
     _add_benches(add)
     return parser
-
-
-def _add_course(add: Callable[..., Parser]) -> None:
-    """Add `mmfsdp course`."""
-    command = add(course, "copy the notebooks and slides of the course", usage="DIR [--student] [--replace]")
-    command.add_argument("folder", metavar="DIR", help="the folder to copy into; existing files are kept")
-    command.add_argument("--student", action="store_true", help="for students: without answers and slides")
-    command.add_argument("--replace", action="store_true", help="overwrite files that differ from the course's")
 
 
 def _add_checks(add: Callable[..., Parser]) -> None:
@@ -355,7 +349,24 @@ def _mistake(command: str, error: Exception) -> Mistake:
 COMMANDS = [
     command.__name__
     for command in (
-        *(check, course, new, plan, verify, fetch, run, launch, runs, status, watch, cancel, sweep, drill, resume),
+        *(
+            check,
+            course,
+            arena,
+            new,
+            plan,
+            verify,
+            fetch,
+            run,
+            launch,
+            runs,
+            status,
+            watch,
+            cancel,
+            sweep,
+            drill,
+            resume,
+        ),
         *(track, caption, report, replay, record, export, bench),
     )
 ]

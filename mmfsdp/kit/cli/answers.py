@@ -187,6 +187,29 @@ class NewAnswer(Answer):
     """Commands to go on with."""
 
 
+# ---- arena ----
+
+
+class ArenaAnswer(Answer):
+    """The result of a file in the arena. It is not ok if the file or the result was refused."""
+
+    file: str
+    result: str
+    """The file with the whole result, from whose counts the figures follow; empty if there is none."""
+    step_ms: float | None
+    """The number: milliseconds of a step; null if the model does not fit, or if the file was refused."""
+    torchs_step_ms: float | None
+    """The same of torch's fully_shard."""
+    largest_parameters: int | None
+    """Parameters of the largest model that fits."""
+    levels: list[str]
+    """Names of the levels that the file has reached."""
+    points: int
+    """One for each level, for an autograder."""
+    refused: list[Finding]
+    """Reasons why the file or the result was refused; empty if it was not."""
+
+
 # ---- runs, status, watch ----
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import fnmatch
 import posixpath
 import re
-from argparse import Namespace
-from collections.abc import Mapping
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
 from ...params import ParamError
@@ -21,6 +21,14 @@ NOTE_FILES = ("AGENTS.md", "CLAUDE.md")
 SHOWN = 5
 LINK = re.compile(r"(?<!!)\[(?P<words>[^\[\]]+)\]\((?P<target>\.\./[^)\s#]+)(?:#[^)\s]*)?\)")
 """A link of a page to another folder."""
+
+
+def add_course(add: Callable[..., ArgumentParser]) -> None:
+    """Add `mmfsdp course`."""
+    command = add(course, "copy the notebooks and slides of the course", usage="DIR [--student] [--replace]")
+    command.add_argument("folder", metavar="DIR", help="the folder to copy into; existing files are kept")
+    command.add_argument("--student", action="store_true", help="for students: without answers and slides")
+    command.add_argument("--replace", action="store_true", help="overwrite files that differ from the course's")
 
 
 def course(values: Namespace) -> int:

@@ -129,21 +129,26 @@ OPERATORS = {
 """Operator of c10d: its kind, and the indices of the full tensor and of the process group among its arguments."""
 
 
-def register_counting_kernels(count: Callable[[str, int, int], None]) -> torch.library.Library:
-    """Register a kernel for each operator that calls `count(kind, bytes, ranks)`.
+def register_counting_kernels(
+    count: Callable[[str, int, int], Any], returned: Callable[[Any, Any], None] | None = None
+) -> torch.library.Library:
+    """Register a kernel for each operator that calls `count(kind, bytes, ranks)`, and passes the call on.
 
-    It is registered under the autograd keys, which c10d leaves free, above the devices' own.
+    returned: called with what `count` returned, and with what the operator did: tensors, then c10d's Work. It is
+    registered under the autograd keys, which c10d leaves free, above the devices' own.
     """
     # A dispatch key that no kernel of c10d has: ours runs first and passes the call on to the device's kernel.
     library = torch.library.Library("c10d", "IMPL")
     for name in OPERATORS:
-        kernel = counting_kernel(name, count)
+        kernel = counting_kernel(name, count, returned)
         for key in ("AutogradCPU", "AutogradCUDA", "AutogradMeta"):
             library.impl(name, kernel, key, with_keyset=True)
     return library
 
 
-def counting_kernel(name: str, count: Callable[[str, int, int], None]) -> Callable[..., Any]:
+def counting_kernel(
+    name: str, count: Callable[[str, int, int], Any], returned: Callable[[Any, Any], None] | None
+) -> Callable[..., Any]:
     """Return a kernel that counts a call and passes it on to the device's kernel."""
     kind, tensor_index, group_index = OPERATORS[name]
     operator = getattr(torch.ops.c10d, name).default
@@ -152,8 +157,11 @@ def counting_kernel(name: str, count: Callable[[str, int, int], None]) -> Callab
         nbytes = sum(tensor.nbytes for tensor in tree_leaves(args[tensor_index]))
         # The group may be one axis of a mesh, with fewer ranks than the world.
         ranks = ProcessGroup.unbox(args[group_index]).size()
-        count(kind, nbytes, ranks)
-        return operator.redispatch(keys & torch._C._after_autograd_keyset, *args, **kwargs)
+        counted = count(kind, nbytes, ranks)
+        result = operator.redispatch(keys & torch._C._after_autograd_keyset, *args, **kwargs)
+        if returned is not None:
+            returned(counted, result)
+        return result
 
     return kernel
 

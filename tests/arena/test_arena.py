@@ -1,0 +1,143 @@
+"""The arena: files of different quality are ordered, a file that cheats is refused, and a result says what follows from
+its counts alone."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mmfsdp.kit import cli
+from mmfsdp.kit.arena.gate import Refused, try_file
+from mmfsdp.kit.arena.report import picture, table
+from mmfsdp.kit.arena.result import LEVELS, read_result
+from mmfsdp.kit.arena.wall import PROGRESS, RESULT
+from mmfsdp.params import ParamError
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = ROOT.parent / "notebooks"
+PLANNED = """
+def wrap(model, budget):
+    import json
+    from mmfsdp import FSDPParams, estimate, make_plan, wrap_fsdp
+    from mmfsdp.kit.arena.model import batch, build
+
+    params, example = FSDPParams(frozen_policy="SHARD"), batch(0, 0, 0)
+    rows = estimate(make_plan(build(), params, world_size=dist.get_world_size(), example=example)).wire
+    with open(f"{__file__}.{dist.get_world_size()}", "w") as file:
+        json.dump({f"{row.kind}, {row.phase}": row.wire_bytes for row in rows if row.phase != "control"}, file)
+    wrap_fsdp(model, params, example=example)
+"""
+"""Shards as mmfsdp does, and writes what its plan says."""
+
+
+def file_of(folder: Path, *added: str, text: str = "") -> Path:
+    """The course's file, with what is added to it in tests/files/arena."""
+    path = folder / ("_".join(added) or "course") / "my_fsdp.py"
+    path.parent.mkdir()
+    pieces = [(NOTEBOOKS / "fsdp_in_200_lines.py").read_text("utf-8")]
+    pieces += [(ROOT / f"files/arena/{name}.py").read_text("utf-8") for name in added if not text]
+    path.write_text("\n".join([*pieces, text]), encoding="utf-8")
+    return path
+
+
+@pytest.mark.real
+def test_files_of_different_quality_are_ordered_and_their_counts_are_those_of_the_plan(tmp_path, capsys):
+    ours = file_of(tmp_path, "planned", text=PLANNED)
+    planned = try_file(str(ours))
+    assert planned.mine.sent == json.loads(Path(f"{ours}.3").read_text())
+    assert sum(planned.mine.sent.values()) < sum(planned.torchs.sent.values())
+
+    course = file_of(tmp_path)
+    assert cli.main(["arena", str(course)]) == 0
+    plain = read_result(course.with_name("arena.json"))
+    assert {"shard", "gradient flow"} <= set(plain.levels) and "prefetch" not in plain.levels
+
+    results = [plain, *(try_file(str(file_of(tmp_path, *added))) for added in (["prefetch"], ["prefetch", "budget"]))]
+    numbers = [result.number for result in results]
+    assert None not in numbers and numbers == sorted(numbers, reverse=True) and len(set(numbers)) == 3
+    assert "prefetch" in results[1].levels and "champion" in results[2].levels
+    assert [level.name for level in LEVELS if level.name not in results[2].levels] == ["shard"], "it keeps what fits"
+    assert results[2].mine.memory.largest < results[1].mine.memory.largest
+
+    capsys.readouterr()
+    results[2].write(course.with_name("arena.json"))
+    assert cli.main(["arena", "--recheck", str(course.with_name("arena.json")), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_ms"] == results[2].number
+    assert f"best so far {numbers[0]} ms" in table(results[2], numbers[0]) and "<svg" in picture(results[2])
+    check_that_a_changed_result_is_refused(course.with_name("arena.json"))
+    check_the_page_of_a_class(tmp_path / "class", course.with_name("arena.json"), capsys)
+
+
+def check_that_a_changed_result_is_refused(path: Path) -> None:
+    whole = path.read_text("utf-8")
+    for change in (
+        {"step_ms": 1.0},
+        {"levels": [level.name for level in LEVELS]},
+        {"points": 6},
+        {"version": 2},
+        {"mine": None},
+        {"mine": {**json.loads(whole)["mine"], "events": [["wait", 0]]}},
+        {"mine": {**json.loads(whole)["mine"], "rest": -1}},
+        {"mine": {**json.loads(whole)["mine"], "events": [["send", "all-gather", 1, "x"]]}},
+    ):
+        path.write_text(json.dumps(json.loads(whole) | change))
+        with pytest.raises(ParamError, match="arena.json"):
+            read_result(path)
+    path.write_text(whole)
+
+
+def check_the_page_of_a_class(folder: Path, result: Path, capsys) -> None:
+    """Twenty students: one with a result that is no JSON, one whose name is markup, one link to another's folder."""
+    for number in range(20):
+        student = folder / (f"student {number:02}" if number else "<img src=x onerror=alert(1)>")
+        student.mkdir(parents=True)
+        (student / PROGRESS).write_text(json.dumps(["01.ring", "02.shard", 7, "<b>"][: number % 5]))
+        if number % 2:
+            shutil.copy(result, student / RESULT)
+    (folder / "student 02" / RESULT).write_text("{")
+    (folder / "link").symlink_to(folder / "student 01")
+    to = folder / "wall.html"
+    assert cli.main(["arena", "--class", str(folder), "--to", str(to)]) == 0
+    assert f"{to}: 20 students" in capsys.readouterr().out
+    page = to.read_text("utf-8")
+    assert page.count("<tr>") == 21 and "<img" not in page and "refused" in page and "<td>link" not in page
+    assert page.index("student 19") < page.index("student 04"), "those with a number come first"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "added, text, said",
+    [
+        (["patches"], "", r"rank 0 wrote [\d,]+ bytes, and [\d,]+ were counted"),
+        (["hides"], "", r"gathers [\d,]+, and it lacks [\d,]+"),
+        (
+            [],
+            "def reduce(unit, grads):\n    for p, g in zip(unit.pieces, grads): p.shard.grad = shard_of(g)",
+            "fully_shard",
+        ),
+        ([], "def shard(*modules, **options):\n    raise ValueError('not yet')", "the file fails: ValueError: not yet"),
+    ],
+    ids=["patches the counter", "hides weights", "averages nothing", "fails"],
+)
+def test_a_file_that_cheats_or_fails_is_refused(tmp_path, added, text, said):
+    with pytest.raises(Refused, match=said):
+        try_file(str(file_of(tmp_path, *added, text=text)))
+
+
+def test_wrong_words_are_refused_before_any_rank_starts(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for words, said in (
+        ([], "give a file of your own, --recheck RESULT or --class FOLDER"),
+        (["my.py", "--recheck", "x"], "one of the three"),
+        (["my.py"], "'my.py' is not a file; lessons 02 and 03 write my_fsdp.py"),
+        (["--class", "nowhere"], "'nowhere' is not a folder"),
+        (["--class", "empty"], "has no folder with arena.json or course.json"),
+        (["--class", "empty", "--json"], "--json"),
+    ):
+        assert cli.main(["arena", *words]) == 2
+        told = capsys.readouterr()
+        assert said in told.err + told.out
+    assert cli.main(["arena", "--recheck", "nothing.json"]) == 1
+    assert "is not a result of the arena" in capsys.readouterr().out
