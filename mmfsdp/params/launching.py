@@ -7,12 +7,13 @@ import signal
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 from typing_extensions import Self
 
 from .base import ANY_OTHER, ParamError, Params, did_you_mean
 from .enums import Device, Executor, GpusAs
 from .own import OwnCode, check_own, is_own_code
+from .sbatch_lines import options_of_line
 from .shell_words import check_words
 
 JOB_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -190,8 +191,8 @@ class LaunchParams(Params):
     profile's come first. Default none."""
 
     sbatch: tuple[Annotated[str, Field(pattern=_OPTION)], ...] = Field((), examples=["mail-type=END"])
-    """Slurm: further options of sbatch, as name=value or name, such as exclusive or no-requeue; the profile's come
-    first. Default none."""
+    """Slurm: further options of sbatch, as name=value or name, such as exclusive or no-requeue, or lines of a batch
+    file, such as `#SBATCH -L scratch`; the profile's come first. Default none."""
 
     srun: tuple[SrunOption, ...] = Field((), examples=["cpu-bind=cores", "mpi=none"])
     """Slurm: further options of the srun that starts the ranks, as name=value or name, such as cpu-bind=cores or
@@ -293,11 +294,13 @@ class LaunchParams(Params):
 
     @field_validator("sbatch", "srun", mode="before")
     @classmethod
-    def _read_options(cls, value: Any) -> Any:
-        """Return options without the dashes before them, which a line of a batch file has."""
-        if not isinstance(value, (list, tuple)):
+    def _read_options(cls, value: Any, info: ValidationInfo) -> Any:
+        """Return options without the dashes before them; for sbatch also those in lines of a batch file."""
+        if not isinstance(value, (list, tuple)) or not all(isinstance(option, str) for option in value):
             return value
-        return [option.removeprefix("--") if isinstance(option, str) else option for option in value]
+        if info.field_name == "srun":
+            return [option.removeprefix("--") for option in value]
+        return [option for line in value for option in options_of_line(line)]
 
     @field_validator("interface", mode="before")
     @classmethod
