@@ -22,6 +22,7 @@ from .lint.cost import lint_cost
 from .lint.plan import lint
 from .params import Device, FrozenPolicy, FSDPParams, ParamError, TrainParams
 from .predict.auto import choose_policies
+from .predict.gathers import with_gathers
 from .predict.memory_events import with_recording
 from .predict.plan_cache import PlanCache
 
@@ -71,7 +72,7 @@ def make_plan(
     if params.frozen_policy is FrozenPolicy.AUTO and example is not None:
         plan = choose_policies(model, params, grouped, world_size, example, train, cache)
     else:
-        plan = plan_units(model, params, params.frozen_policy, grouped, world_size)
+        plan = with_gathers(plan_units(model, params, params.frozen_policy, grouped, world_size))
         plan = replace(plan, optimizer_states=kept_states(train))
     on_gpu = train.device is Device.CUDA or (train.device is Device.AUTO and torch.cuda.is_available())
     findings = lint(model, plan, trace=grouped.trace)

@@ -21,7 +21,7 @@ The plan
 - collectives: this rank, the number of ranks, sums over ranks.
 - quantize: frozen matrices in 8 or 4 bits.
 - unit_rules: the bytes of a unit.
-- units: groups to units, with policy, dtypes and all-gathers.
+- units: groups to units, with policy and dtypes, and when their weights are freed.
 - planner: `trace_and_group`, then `plan_units` for one policy.
 - optimizer_states: an optimizer by its name, what it keeps for each byte that trains; does it need whole matrices?
 - several_optimizers: optimizers of different parameters as one.

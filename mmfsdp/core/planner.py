@@ -44,7 +44,10 @@ def trace_and_group(model: nn.Module, params: FSDPParams, example: dict[str, Any
 def plan_units(
     model: nn.Module, params: FSDPParams, policy: FrozenPolicy, grouped: Grouped, world_size: int
 ) -> WrapPlan:
-    """Return the plan with one policy for all frozen units. Raises ParamError for what the units do not allow."""
+    """Return the plan with one policy for all frozen units. Its all-gathers are not counted yet.
+
+    `with_gathers` of predict/gathers.py counts them. Raises ParamError for what the units do not allow.
+    """
     replicate, shard = mesh_shape(params, world_size)
     units = build_units(model, params, policy, grouped.groups, grouped.replicated, grouped.trace, shard=shard)
     check_units(params, units)

@@ -1,4 +1,7 @@
-"""Make units of groups: their kind, policy, dtypes, all-gathers and bytes."""
+"""Make units of groups: their kind, policy, dtypes, bytes, and when they are freed.
+
+Their all-gathers are counted by `with_gathers` of predict/gathers.py.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def build_units(
             else:
                 unit = _with_policy(unit, policy)
         if unit.sharded:
-            unit = _with_gathers(unit, fsdp, trace, stays=modules in last)
+            unit = _with_resharding(unit, fsdp, stays=modules in last)
         units.append(with_bytes(unit, fsdp, shard))
     return tuple(units)
 
@@ -181,8 +184,8 @@ def _with_policy(unit: Unit, policy: FrozenPolicy) -> Unit:
     return replace(unit, sharded=False, params=tuple(params))
 
 
-def _with_gathers(unit: Unit, fsdp: FSDPParams, trace: Trace, *, stays: bool) -> Unit:
-    """Return a sharded unit with its fields on all-gathers and resharding.
+def _with_resharding(unit: Unit, fsdp: FSDPParams, *, stays: bool) -> Unit:
+    """Return a sharded unit that knows when its unsharded weights are freed.
 
     stays: backward begins with it, so freeing it after forward saves nothing.
     """
@@ -196,15 +199,7 @@ def _with_gathers(unit: Unit, fsdp: FSDPParams, trace: Trace, *, stays: bool) ->
     reshard_after_backward = reshard
     if fsdp.effective_backend.rules.by_parameter:
         reshard_after_backward = not keep
-    # These counts assume that a unit runs once. With an example, predict/memory.py counts them (`with_gathers`).
-    gathered = bool(unit.params) and any(trace.calls[name] for name in unit.modules)
-    return replace(
-        unit,
-        reshard_after_forward=reshard,
-        reshard_after_backward=reshard_after_backward,
-        gathers_forward=int(gathered),
-        gathers_backward=int(gathered and unit.needed_in_backward and reshard),
-    )
+    return replace(unit, reshard_after_forward=reshard, reshard_after_backward=reshard_after_backward)
 
 
 def _last_units(model: nn.Module, units: list[Modules], trace: Trace) -> set[Modules]:

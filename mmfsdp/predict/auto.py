@@ -13,7 +13,8 @@ from ..core.planner import Grouped, plan_units
 from ..core.unit_rules import UnitBytesTable
 from ..params import FrozenPolicy, FSDPParams, ParamError, TrainParams
 from ..params.in_words import size
-from .memory import step_walk, with_gathers
+from .gathers import with_gathers
+from .memory import step_walk
 from .plan_cache import PlanCache
 from .timeline import step_timeline
 

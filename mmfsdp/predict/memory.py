@@ -135,24 +135,6 @@ def step_walk(
     return walk
 
 
-def with_gathers(plan: WrapPlan) -> WrapPlan:
-    """Return the plan with the all-gathers of each unit, as many as start while its memory events pass.
-
-    A unit that runs several times, or again in backward (activation checkpointing), is gathered several times.
-    """
-    if not plan.memory_events:
-        return plan
-    table = UnitBytesTable(plan)
-    walk = StepWalk(plan, memory_at_rest(plan, table), on_cpu=False, offload=False, table=table)
-    walk.micro_step(last=True)
-    # The events come from a forward and a backward that ran, recomputation included, so no rule has to foresee it.
-    units = []
-    for unit in plan.units:
-        forward, backward = walk.gathers["forward", unit.order], walk.gathers["backward", unit.order]
-        units.append(replace(unit, gathers_forward=forward, gathers_backward=backward))
-    return replace(plan, units=tuple(units))
-
-
 class BytesOfUnits:
     """Bytes by the order of a unit, with their sum, which a walk needs at every event."""
 

@@ -31,7 +31,7 @@ from ..core.unit_rules import with_bytes
 from ..core.units import torch_dtype
 from ..lint.cost import loss_in_pieces_of_torch, without_gradient
 from ..params import ParamError
-from .memory import with_gathers
+from .gathers import with_gathers
 from .work import Work, WorkCounter
 
 TORCHS_LOSS = "torch_nn::_linear_cross_entropy"

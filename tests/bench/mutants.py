@@ -49,6 +49,7 @@ FAST_TESTS = [
     "tests/core/test_model_record.py",
     "tests/core/test_token_loss.py",
     "tests/predict/test_estimate.py",
+    "tests/predict/test_gathers.py",
     "tests/predict/test_plan_loss.py",
     "tests/core/test_fake_ranks.py",
     "tests/core/test_freeze.py",

@@ -23,6 +23,7 @@ from ...core.units import buffer_bytes, torch_dtype, unit_name
 from ...lint.cost import lint_cost
 from ...lint.plan import lint
 from ...params import FrozenPolicy, FSDPParams, ShardingStrategy
+from ...predict.gathers import with_gathers
 from .describe_flat import left_out, precision_of, read_ddp, read_fsdp1, read_param
 from .describe_lint import lint_switches
 
@@ -86,8 +87,7 @@ def _read_fsdp2(model: nn.Module) -> WrapPlan:
     ends = sorted(range(len(units)), key=lambda i: max(trace.forward_end.get(name, 0) for name in units[i].modules))
     for i, unit in enumerate(units):
         units[i] = with_bytes(replace(unit, order=i, forward_end=ends.index(i)), fsdp, shard)
-    _count_needless_gathers(units, never_gathered)
-    return WrapPlan(
+    plan = WrapPlan(
         fsdp=fsdp,
         world_size=replicate * shard,
         replicate=replicate,
@@ -95,6 +95,7 @@ def _read_fsdp2(model: nn.Module) -> WrapPlan:
         units=tuple(units),
         buffer_bytes=buffer_bytes(model, fsdp),
     )
+    return _with_needless_gathers(with_gathers(plan), never_gathered)
 
 
 def param_groups(state: Any) -> list[Any]:
@@ -138,8 +139,6 @@ def _unit(group: Any, auto_reshard: bool, model: nn.Module, trace: Trace) -> Uni
         sharded=True,
         reshard_after_forward=reshards,
         reshard_after_backward=True,
-        gathers_forward=int(bool(params)),
-        gathers_backward=int(bool(params) and grad_flow and reshards),
     )
 
 
@@ -165,11 +164,12 @@ def _params_of(groups: list[Any], units: list[Unit], replicate: int, shard: int)
     )
 
 
-def _count_needless_gathers(units: list[Unit], never_gathered: set[tuple[str, ...]]) -> None:
-    """Add the all-gathers that FSDP2 prefetches for units that backward does not reach, in place.
+def _with_needless_gathers(plan: WrapPlan, never_gathered: set[tuple[str, ...]]) -> WrapPlan:
+    """Return the plan with the all-gathers that FSDP2 prefetches for units that backward does not reach.
 
     never_gathered: modules of the units that somebody told not to be gathered in backward.
     """
+    units = list(plan.units)
     sharded = [i for i, unit in enumerate(units) if unit.sharded and unit.params]
     sharded.sort(key=lambda i: units[i].forward_end)
     for i, after in zip(sharded, sharded[1:], strict=False):
@@ -177,3 +177,4 @@ def _count_needless_gathers(units: list[Unit], never_gathered: set[tuple[str, ..
         needless = unit.reshard_after_forward and not unit.grad_flow and unit.modules not in never_gathered
         if needless and units[after].grad_flow:
             units[i] = replace(unit, gathers_backward=1)
+    return replace(plan, units=tuple(units))

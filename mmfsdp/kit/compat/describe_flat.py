@@ -22,6 +22,7 @@ from ...core.trace import Trace, trace_registration
 from ...core.unit_rules import with_bytes
 from ...core.units import buffer_bytes, decays, unit_name
 from ...params import AutoWrapPolicy, Backend, BackwardPrefetch, FrozenPolicy, FSDPParams, Precision, ShardingStrategy
+from ...predict.gathers import with_gathers
 
 FREES_AFTER_FORWARD = (TorchStrategy.FULL_SHARD, TorchStrategy.HYBRID_SHARD)
 
@@ -62,7 +63,7 @@ def read_fsdp1(model: nn.Module, wrappers: Mapping[str, FullyShardedDataParallel
     for name, wrapper in wrappers.items():
         unit = _unit((name,), held[name], trace, sharded=True)
         reshards = wrapper.sharding_strategy in FREES_AFTER_FORWARD
-        units.append(_with_gathers(unit, reshards and bool(name), reshards, wrapper.mixed_precision.param_dtype))
+        units.append(_with_resharding(unit, reshards and bool(name), reshards, wrapper.mixed_precision.param_dtype))
     units += left_out(model, units, trace)
     units.sort(key=lambda unit: (not unit.sharded, min(trace.forward_start.get(m, 0) for m in unit.modules)))
     ends = sorted(range(len(units)), key=lambda i: max(trace.forward_end.get(m, 0) for m in units[i].modules))
@@ -73,7 +74,7 @@ def read_fsdp1(model: nn.Module, wrappers: Mapping[str, FullyShardedDataParallel
         if unit.sharded:
             unit = replace(unit, bytes_at_rest=unit.bytes_at_rest * (padded_to // shard))
         units[i] = unit
-    return WrapPlan(
+    plan = WrapPlan(
         fsdp=fsdp,
         world_size=replicate * shard,
         replicate=replicate,
@@ -81,6 +82,7 @@ def read_fsdp1(model: nn.Module, wrappers: Mapping[str, FullyShardedDataParallel
         units=tuple(units),
         buffer_bytes=buffer_bytes(model, fsdp),
     )
+    return with_gathers(plan)
 
 
 def _flat_params(name: str, wrapper: Any, model: nn.Module) -> list[Param]:
@@ -143,9 +145,8 @@ def _unit(modules: tuple[str, ...], params: list[Param], trace: Trace, *, sharde
     )
 
 
-def _with_gathers(unit: Unit, after_forward: bool, after_backward: bool, dtype: torch.dtype | None) -> Unit:
-    """Return the unit with what FSDP1 does to it: when it is freed, how often it is gathered, in which dtype."""
-    gathers = bool(unit.params)
+def _with_resharding(unit: Unit, after_forward: bool, after_backward: bool, dtype: torch.dtype | None) -> Unit:
+    """Return the unit with what FSDP1 does to it: when it is freed, and in which dtype it computes."""
     policy = unit.frozen_policy
     if policy and unit.grad_flow and not after_forward:
         policy = FrozenPolicy.KEEP
@@ -155,8 +156,6 @@ def _with_gathers(unit: Unit, after_forward: bool, after_backward: bool, dtype: 
         compute_dtype=str(dtype).removeprefix("torch.") if dtype else "",
         reshard_after_forward=after_forward,
         reshard_after_backward=after_backward,
-        gathers_forward=int(gathers),
-        gathers_backward=int(gathers and unit.grad_flow and after_forward),
     )
 
 
