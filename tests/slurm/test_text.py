@@ -23,20 +23,21 @@ from mmfsdp.kit.run.files.reasons import (
     REQUEUED_HELD,
     RESERVATION_GONE,
 )
-from mmfsdp.kit.run.files.run_record import Status
+from mmfsdp.kit.run.files.run_record import TRAIN, Status
 from mmfsdp.kit.run.files.snapshot import Snapshot
 from mmfsdp.kit.run.launchers.srun_launcher import with_variables_of
-from mmfsdp.kit.run.slurm import ask_slurm, site
+from mmfsdp.kit.run.slurm import ask_slurm, job_array, site
 from mmfsdp.kit.run.slurm import slurm_queue as queue
-from mmfsdp.kit.run.slurm.job_array import largest_array
+from mmfsdp.kit.run.slurm.job_array import largest_array, make_members, submit_in_parts
 from mmfsdp.kit.run.slurm.never_starts import refused_field, why_never
 from mmfsdp.kit.run.slurm.site import job_environment, minutes, notes, with_defaults
 from mmfsdp.kit.run.slurm.slow_start import SCRIPT_FILE
-from mmfsdp.kit.run.slurm.slurm import _after_ranks, option_names, sbatch_text, slurm_executor
+from mmfsdp.kit.run.slurm.slurm import _after_ranks, option_names, refusal, sbatch_text, slurm_executor
 from mmfsdp.kit.run.slurm.slurm_log import failure_in_job, failure_without_rank, since_last_start
 from mmfsdp.kit.run.slurm.slurm_state import PREEMPTED_FILE
 from mmfsdp.kit.run.start import check_place, make_folder, start_in
 from mmfsdp.kit.run.state import run_state, runs_table
+from mmfsdp.kit.run.sweep import Sweep
 from mmfsdp.params import load
 from mmfsdp.params.run import read_cluster
 from mmfsdp.params.shell_words import bash_words
@@ -374,6 +375,37 @@ def test_commands_ask_the_cluster_that_took_the_job(fake_slurm, tmp_path, monkey
     for hostile in ("77;-x", "77;a b", "77;", "77;gpu;x"):
         write_json(tmp_path / "status.json", {"status": "QUEUED", "job": hostile})
         assert Snapshot(tmp_path).job is None
+
+
+SOCKET = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("taken", [True, False])
+def test_an_array_for_which_sbatch_has_no_answer_is_looked_for_and_not_refused(
+    taken, fake_slurm, tmp_path, monkeypatch
+):
+    """Slurm may have taken it all the same; only if it knows none is it offered again."""
+    monkeypatch.setattr(job_array, "RETRY_S", 0.1)
+    params = RunParams().change(**SLURM | {"launch.name": "lr", "launch.folder": str(tmp_path / "runs")})
+    path = make_folder(params.launch)
+    write_json(path / "sweep.json", {"members": [{"train.lr": 1}, {"train.lr": 2}], "at_once": 2, "entry": TRAIN})
+    params.to_yaml(path / "base.yaml")
+    first = f"mkdir {tmp_path}/first 2>/dev/null && {{ echo '{SOCKET}' >&2; exit 1; }}"
+    (fake_slurm / "sbatch").write_text(f"#!/bin/sh\n{first}\necho 56\n")
+    knows = f"echo '55|{path}/array_0/array.sh'" if taken else "true"
+    # It does not answer when it is asked first.
+    asked = f"mkdir {tmp_path}/asked 2>/dev/null && {{ echo '{SOCKET}' >&2; exit 1; }}"
+    (fake_slurm / "squeue").write_text(f"#!/bin/sh\n{asked}\necho '54|/x/array.sh'; {knows}\n")
+    members = Sweep(path)
+    waiting = make_members(members)
+    submit_in_parts(members, waiting)
+    assert not waiting and (tmp_path / "asked").exists()
+    jobs = [Snapshot(path / name).job for name in members.members]
+    assert jobs == (["55_0", "55_1"] if taken else ["56_0", "56_1"])
+    assert {Snapshot(path / name).status.status for name in members.members} == {Status.QUEUED}
+    of_one = refusal(SOCKET)
+    assert of_one.why.kind == NO_ANSWER and "may have taken it" in of_one.reason and "squeue --me" in of_one.reason
 
 
 @pytest.mark.parametrize("executor", ["slurm", "srun"])

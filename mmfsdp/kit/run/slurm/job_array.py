@@ -23,6 +23,7 @@ from . import slurm
 from .ask_slurm import Answer, ask_slurm
 from .job_id import number_of, task_of
 from .site import chosen_cluster
+from .slurm_queue import job_of_script
 from .slurm_state import SUBMIT_TIMEOUT_S
 
 RETRY_S = 10.0
@@ -93,7 +94,7 @@ def submit_in_parts(members: Sweep, waiting: list[str]) -> None:
 
     A member is taken out of `waiting` once it has a job, is refused or is cancelled.
     """
-    largest = size = largest_array(chosen_cluster(with_cluster(members.params(waiting[0]).launch)))
+    largest = size = largest_array(cluster_of_members(members))
     part, job = 0, ""
     while True:
         drop_cancelled(members, waiting)
@@ -101,7 +102,11 @@ def submit_in_parts(members: Sweep, waiting: list[str]) -> None:
         if not names:
             return
         done = submit_part(members, part, names, after=job)
-        submitted = "" if done.returncode else slurm.submitted_job(done.stdout)
+        submitted = slurm.submitted_job(done.stdout) if done.yes else ""
+        if done.none_yet:
+            submitted = late_job(members, waiting, part, done)
+            if not submitted:
+                continue  # Slurm has not taken them: offer them again
         if not submitted and job and "dependency" in done.stderr.lower():
             job = ""  # Slurm has forgotten the part before, which has ended
         elif not submitted and SUBMIT_LIMIT.search(done.stderr):
@@ -111,12 +116,14 @@ def submit_in_parts(members: Sweep, waiting: list[str]) -> None:
                 size = members.content["at_once"]
         else:
             for task, name in enumerate(names):
+                if name not in waiting:  # cancelled meanwhile
+                    continue
                 if submitted:
                     slurm.accept_call(members.path / name, job=task_of(submitted, task))
                 else:
                     refused = slurm.refusal(done.stderr, done.stdout)
                     write_status(members.path / name, refused, finished=time.time())
-            del waiting[: len(names)]
+            waiting[:] = [name for name in waiting if name not in names]
             part, job, size = part + 1, submitted, largest
 
 
@@ -133,10 +140,30 @@ def submit_part(members: Sweep, part: int, names: Sequence[str], *, after: str) 
     return ask_slurm(*slurm.SBATCH, *dependency, str(folder / "array.sh"), timeout=SUBMIT_TIMEOUT_S)
 
 
+def late_job(members: Sweep, waiting: list[str], part: int, unanswered: Answer) -> str:
+    """Return the job of an array for which sbatch did not answer; "" if Slurm says that it has not taken it."""
+    words = f"Slurm was asked to take it, no answer yet ({unanswered.reason.text})"
+    while True:
+        wait_with_words(members, waiting, words)
+        job = job_of_script(members.path / f"array_{part}" / "array.sh", cluster_of_members(members))
+        if job is not None:
+            return job
+
+
+def cluster_of_members(members: Sweep) -> str:
+    """Return the cluster to which the members are submitted, as `chosen_cluster` does."""
+    return chosen_cluster(with_cluster(members.shared.launch))
+
+
 def wait_for_turn(members: Sweep, waiting: list[str], refusal: str) -> None:
     """Wait until it is time to offer the members to Slurm again, and let each one's state say so."""
     limit = SUBMIT_LIMIT.search(refusal)
     words = f"waits for its turn: Slurm takes no more jobs of this user now ({limit[0] if limit else refusal})"
+    wait_with_words(members, waiting, words)
+
+
+def wait_with_words(members: Sweep, waiting: list[str], words: str) -> None:
+    """Wait for RETRY_S, and let the state of each member that waits say for what."""
     for name in waiting:
         write_status(members.path / name, because(Status.QUEUED, words), submitted=time.time())
     end = time.monotonic() + RETRY_S

@@ -20,6 +20,7 @@ from ....params.run import with_cluster
 from ....params.shell_words import bash_words
 from ..error_kinds import kind_of
 from ..files.folder import write_text
+from ..files.reasons import NO_ANSWER
 from ..files.run_record import JOB_NUMBER, RunRecord, RunState, Status, because, write_status
 from ..files.snapshot import EXIT_CODE_FILE
 from ..hub_cache import is_offline
@@ -27,7 +28,7 @@ from ..pretraining import pretrain_first
 from ..rank_count import with_ranks
 from ..ranks.address import PORTS
 from ..ranks.rank import run_rank
-from .ask_slurm import CLUSTERS, scancel
+from .ask_slurm import CLUSTERS, Answer, scancel
 from .job_id import number_of
 from .never_starts import refused_field
 from .site import export_lines, in_container, job_environment, sbatch_options, srun_options, time_limit, variable_lines
@@ -230,6 +231,9 @@ def refusal(error: str, printed: str = "") -> RunState:
     if words and printed:
         words += f"; sbatch printed: {printed}"
     words = words or printed or "sbatch gave no job number and no reason; ask the administrators"
+    if Answer(1, "", error).none_yet:
+        fix = "look with `squeue --me` whether it is there, and scancel it if so; then resume"
+        return because(Status.FAILED, f"Slurm did not answer, and may have taken it: {words}", kind=NO_ANSWER, fix=fix)
     field = refused_field(words)
     return because(Status.FAILED, f"Slurm refuses it: {words}", fix=f"change {field}" if field else "")
 

@@ -211,6 +211,22 @@ def job_error(folder: Path, job: str) -> Reason:
     return Reason(words, NOT_ITS_JOB, f"if it is yours, scancel {as_arguments(job)} ends it")
 
 
+def job_of_script(script: Path, cluster: str = "") -> str | None:
+    """Return the job of this user with this batch script; "" if Slurm knows none, None without an answer.
+
+    cluster: one or several, separated by commas.
+    """
+    options = ("--noheader", "--states=all", "--format=%F|%o", f"--user={os.getuid()}")
+    for name in cluster.split(","):
+        answer = ask_slurm("squeue", *options, cluster=name)
+        if not answer.yes:
+            return None
+        for number, path in rows_of(answer.stdout, columns=2):
+            if path == str(script):
+                return f"{number};{name}" if name else number
+    return ""
+
+
 def current_state(job: str) -> str | None:
     """Return Slurm's state of a job, asked for at this moment; "" if Slurm does not know it, None without an answer."""
     options = ("--noheader", "--states=all", "--format=%i|%T", f"--jobs={number_of(job)}")
