@@ -314,7 +314,7 @@ def test_the_cockpit_offers_a_launch_and_no_resume_for_a_replay(prepared):
     assert offered() == [LAUNCH]
     actions = Actions(run)
     actions.update(run.state())
-    assert actions.buttons["Drill"].disabled
+    assert actions.buttons["Preempt"].disabled
 
 
 # ---- mistakes, and folders and files of others ----

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import ipywidgets as w
 import pytest
@@ -13,9 +14,11 @@ from mmfsdp.kit.run.rank_count import available_cores, crowding
 from mmfsdp.kit.run.start import free_name
 from mmfsdp.kit.run.state import RankProgress
 from mmfsdp.kit.run.watch import LogLine
+from mmfsdp.kit.widgets import starter
 from mmfsdp.kit.widgets.charts import charts
 from mmfsdp.kit.widgets.launch_buttons import AGAIN, DUPLICATE, LAUNCH, RESUME, STOP
 from mmfsdp.kit.widgets.pictures.rank_grid import MAP_FROM, rank_grid
+from mmfsdp.kit.widgets.run_list import COMPARE, CONFIRM, DELETE, OPEN
 from mmfsdp.kit.widgets.share import batch_file, command
 from mmfsdp.params import load
 from mmfsdp.params.base import read_yaml
@@ -45,9 +48,9 @@ def said(cockpit, name):
     return control._words.value
 
 
-def in_sight(cockpit):
-    """The buttons of the run that are in sight."""
-    return [name for name, button in cockpit._buttons.buttons.items() if button.layout.display is None]
+def possible(cockpit):
+    """The buttons that can be pressed."""
+    return [name for name, button in cockpit._buttons.buttons.items() if not button.disabled]
 
 
 def finished(folder, params, status="COMPLETED"):
@@ -167,20 +170,79 @@ def test_a_run_of_the_same_choices_is_found_again(small, tmp_path):
     finished(runs / small.params.launch.name, small.params)
     small.launch()
     assert small.wait().ok and small.run.path == runs / small.params.launch.name
-    assert in_sight(small) == [AGAIN, DUPLICATE]
+    assert possible(small) == [AGAIN, DUPLICATE]
     small.choose(**{"train.steps": 50})
-    assert in_sight(small) == [LAUNCH]
+    assert possible(small) == [LAUNCH], "a run of these choices can be started, and that run has others"
     assert small.run.path.is_dir()
 
 
-@pytest.mark.parametrize("status, buttons", [("FAILED", [RESUME, AGAIN]), ("COMPLETED", [AGAIN, DUPLICATE])])
+@pytest.mark.parametrize("status, buttons", [("FAILED", [RESUME, AGAIN, DUPLICATE]), ("COMPLETED", [AGAIN, DUPLICATE])])
 def test_a_cockpit_of_a_run_shows_it_with_what_can_be_done(tmp_path, status, buttons):
     finished(tmp_path / "runs/one", RunParams(model=MODEL), status)
     cockpit = Cockpit(tmp_path / "runs/one")
     cockpit.wait()
-    assert cockpit.params.model == MODEL and in_sight(cockpit) == buttons
-    assert not cockpit._buttons.buttons[STOP].button_style
+    assert cockpit.params.model == MODEL and possible(cockpit) == buttons
+    assert cockpit._buttons.buttons[LAUNCH].description == status.capitalize()
     cockpit.close()
+
+
+def test_no_position_changes_its_meaning_and_a_running_run_cannot_be_launched_again(small, monkeypatch):
+    """Five clicks on Launch start one run; the buttons keep their places."""
+    launched = []
+
+    def launch(prepared):
+        launched.append(prepared.params)
+        folder = Path(prepared.params.launch.folder) / prepared.params.launch.name
+        finished(folder, prepared.params, "RUNNING")
+        record().write(folder)
+        return Run(folder)
+
+    monkeypatch.setattr(starter, "launch", launch)
+    places = [list(small._buttons.children), list(small._buttons.of_run.children)]
+    button = small._buttons.buttons[LAUNCH]
+    for _ in range(5):
+        if not button.disabled:
+            button.click()
+        small._starter.wait_for_work()
+    assert len(launched) == 1 and button.disabled and button.description == "Running"
+    assert possible(small) == [STOP, DUPLICATE]
+    assert [list(small._buttons.children), list(small._buttons.of_run.children)] == places
+    small.choose(**{"train.steps": 50})
+    assert possible(small) == [LAUNCH, STOP] and button.description == LAUNCH
+
+
+def test_runs_are_listed_opened_compared_and_deleted(small, tmp_path):
+    runs = tmp_path / "runs"
+    finished(runs / "one", small.params.change(**{"launch.name": "one"}))
+    finished(runs / "<b>two", small.params.change(**{"fsdp.frozen_policy": "KEEP", "train.lr": 0.5}), "FAILED")
+    small._listing.value = True
+    listed = small._runs
+    listed.wait_for_work()
+    assert len(listed.runs.options) == 2 and "2 runs in" in listed._head.value
+    lines = dict((path, line) for line, path in listed.runs.options)
+    assert "FSDP2 KEEP" in lines[str(runs / "<b>two")] and "COMPLETED" in lines[str(runs / "one")]
+    assert [name for name, button in listed.buttons.items() if not button.disabled] == [CONFIRM]
+    listed.runs.value = [str(runs / "<b>two")]
+    listed.press(OPEN)
+    assert small.run.path == runs / "<b>two" and possible(small) == [LAUNCH, RESUME], "its choices are others"
+    listed.runs.value = [str(runs / "one"), str(runs / "<b>two")]
+    listed.press(COMPARE)
+    html = shown(listed)
+    assert "train.lr" in html and "fsdp.frozen_policy" in html and "<b>two" not in html
+    listed.runs.value = [str(runs / "<b>two")]
+    assert listed.buttons[CONFIRM].layout.visibility == "hidden"
+    listed.press(DELETE)
+    assert listed.buttons[CONFIRM].layout.visibility == "visible" and (runs / "<b>two").exists()
+    listed.press(CONFIRM)
+    listed.wait_for_work()
+    assert not (runs / "<b>two").exists() and len(listed.runs.options) == 1 and small.run is None
+    (runs / "linked").symlink_to(runs / "one")
+    with pytest.raises(OSError, match="symbolic link"):
+        Run(runs / "linked").delete()
+    record().write(runs / "one")
+    write_json(runs / "one/status.json", {"status": "RUNNING"})
+    with pytest.raises(ParamError, match="cancel it before it is deleted"):
+        Run(runs / "one").delete()
 
 
 def test_other_choices_get_the_next_free_name_and_why_is_told(tmp_path):

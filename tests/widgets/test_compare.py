@@ -9,10 +9,13 @@ import pytest
 from mmfsdp import RunParams
 from mmfsdp.kit import cli
 from mmfsdp.kit.run.files.folder import MetricsWriter, read_json, write_json
+from mmfsdp.kit.train.prepare import preview
 from mmfsdp.kit.widgets.charts.charts_page import run_names
 from mmfsdp.kit.widgets.compare import comparison
+from mmfsdp.kit.widgets.compare_pair import pair_html
 from mmfsdp.widgets import show_comparison
 from tests.run.test_runs import GONE, record
+from tests.tiny import MODEL
 from tests.widgets.test_charts import asked
 from tests.widgets.test_report import Page
 
@@ -126,3 +129,20 @@ def test_the_command_writes_one_page_for_several(two, capsys):
     assert parsed.fetched == [] and parsed.open == [] and len(page) < 400_000
     assert cli.main(["report", str(two[0]), str(two[0] / "none")]) == 2
     assert "is not a run" in capsys.readouterr().err
+
+
+def test_two_runs_are_compared_by_what_differs_uncut_and_by_what_each_costs(two):
+    first, second = two
+    for folder, policy in ((first, "SHARD"), (second, "REPLICATE")):
+        params = RunParams(model=MODEL).change(**{"fsdp.frozen_policy": policy, "launch.ranks": 2})
+        params.to_yaml(folder / "params.yaml")
+        plan, cost = preview(params)
+        write_json(folder / "plan.json", {"plan": plan.to_dict(), "estimate": cost.to_dict()})
+    html = pair_html(first, second)
+    assert html.index("fsdp.frozen_policy") < html.index("sent a step") < html.index("seconds a step")
+    assert html.count("<svg") == 4 and HOSTILE not in html
+    pictures = html.split("<h4>")[1:]
+    axes = [re.findall(r'text-anchor="end"[^>]*>([\d.]+)</text>', picture)[-3:] for picture in pictures]
+    assert axes[0] == axes[1], "both steps are drawn on one scale"
+    (first / "plan.json").write_text("{")
+    assert pair_html(first, second).count("<svg") == 2, "a damaged plan has no picture"

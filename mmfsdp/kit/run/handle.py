@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -119,6 +120,13 @@ class Run:
         launcher = launcher_of(self.path, record) if record else launcher_named(self.params.launch.executor)
         waits_for, state = launcher.stop(self.path, self.state, end), self.state()
         return state if state.done or not waits_for else replace(state, notes=(*state.notes, waits_for))
+
+    def delete(self) -> None:
+        """Remove its folder, with its checkpoints. Raises ParamError while it goes on, OSError if files stay."""
+        state = self.state()
+        if not state.done:
+            raise ParamError("run", f"{self.path} is {state}; cancel it before it is deleted")
+        shutil.rmtree(self.path)  # refuses a link, and follows none
 
     def drill(self) -> None:
         """Preempt it as a cluster would: its ranks save, end and start again. Returns immediately.

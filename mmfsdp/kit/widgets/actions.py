@@ -10,15 +10,22 @@ from .markup import note
 from .report import write_report
 from .worker import Worker
 
+PREEMPT = "Preempt"
+TIPS = {
+    "Cancel": "End the run; its newest checkpoint stays",
+    PREEMPT: "Take the ranks away, as a cluster would for another job: they save, end and start again",
+    "Report": "Write report.html into the folder of the run",
+}
+
 
 class Actions(Worker, w.VBox):
-    """Cancel, Drill (preempt the ranks as a cluster would) and Report. None of them blocks the kernel."""
+    """Cancel, Preempt (as a cluster would) and Report. None of them blocks the kernel."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self.buttons: dict[str, w.Button] = {}
-        for label, icon in (("Cancel", "stop"), ("Drill", "life-ring"), ("Report", "file-text")):
-            button = w.Button(description=label, icon=icon)
+        for label, icon in (("Cancel", "stop"), (PREEMPT, "eject"), ("Report", "file-text")):
+            button = w.Button(description=label, icon=icon, tooltip=TIPS[label])
             button.on_click(lambda button: self._start(button.description))
             self.buttons[label] = button
         self._note = w.HTML()
@@ -27,7 +34,7 @@ class Actions(Worker, w.VBox):
     def update(self, state: RunState) -> None:
         """Enable what can be done in this state."""
         self.buttons["Cancel"].disabled = self.busy or state.done
-        self.buttons["Drill"].disabled = self.busy or state.status is not Status.RUNNING or bool(state.replay_of)
+        self.buttons[PREEMPT].disabled = self.busy or state.status is not Status.RUNNING or bool(state.replay_of)
         self.buttons["Report"].disabled = self.busy
 
     def say(self, message: str, *, error: bool = False) -> None:
@@ -55,7 +62,7 @@ class Actions(Worker, w.VBox):
         """Do what a button says, and return what was done."""
         if label == "Cancel":
             return f"cancelled: {self._run.cancel()}"
-        if label == "Drill":
+        if label == PREEMPT:
             self._run.drill()
             return "preemption signal sent; the events below the charts follow"
         return f"written: {write_report(self._run.path)}"

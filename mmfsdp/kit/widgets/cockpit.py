@@ -15,8 +15,9 @@ from ...params.in_words import count
 from ..run.files.run_record import RunState
 from ..run.handle import Run
 from ..run.ranks.warm import warm_up
+from ..run.start import runs_folder
 from ..run.state import is_run
-from .cell import CellWidget
+from .cell import CellWidget, close_all
 from .check_button import CheckButton
 from .choices import DEFAULT_MACHINE, Choices
 from .controls import gib_for
@@ -32,6 +33,7 @@ from .plan_page import differences_html, memory_html
 from .plan_table_html import findings, unit_table
 from .plan_thread import BudgetRange, Planner, why_not_chosen
 from .planned_run import PlannedRun
+from .run_list import RunList
 from .share import Share
 from .starter import Starter
 
@@ -133,6 +135,7 @@ class Cockpit(CellWidget):
         self._planner.end_work()
         self._budgets.end_work()
         self._starter.end_work()
+        close_all(self._buttons.of_run)  # no panel may have them yet
         super().close()
 
     # Parts
@@ -140,16 +143,21 @@ class Cockpit(CellWidget):
     def _make_parts(self) -> None:
         self._summary = w.HTML()
         self._all = w.ToggleButton(description="All choices", icon="sliders", tooltip="Every parameter, with a search")
-        self._sharing = w.ToggleButton(description="YAML, command, sbatch", icon="share-alt")
+        self._sharing = w.ToggleButton(description="YAML, command", icon="share-alt", tooltip="The same run elsewhere")
         self._pin = w.ToggleButton(description="Pin", icon="thumb-tack", tooltip="Compare what follows with this plan")
         self._pin.observe(lambda change: self._pressed_pin(change.new), "value")
-        for toggle in (self._all, self._sharing):
+        self._listing = w.ToggleButton(description="Runs", icon="list", tooltip="Open, compare and delete runs")
+        for toggle in (self._all, self._sharing, self._listing):
             toggle.observe(lambda _: self._show_drawers(), "value")
-        self._top = w.HBox([self.form.preset, self._summary, self._all, self._sharing, self._pin, self._buttons])
+        toggles = (self._all, self._sharing, self._listing, self._pin)
+        self._top = w.HBox([self.form.preset, self._summary, *toggles, self._buttons])
         self._top.add_class("mm-cockpit-top")
         self._say = w.HTML()
         self._share = Share()
-        self._drawers = w.VBox([self.form, self._share])
+        self._runs = RunList(
+            folder=lambda: runs_folder(self.params.launch), show=self._starter.open, deleted=self._run_deleted
+        )
+        self._drawers = w.VBox([self.form, self._share, self._runs])
         self._figures, self._pictures, self._details = w.HTML(), w.HTML(), w.HTML()
         self._stale = w.HTML()
         self._stale.add_class("mm-stale-words")
@@ -172,6 +180,9 @@ class Cockpit(CellWidget):
         self._share.layout.display = None if self._sharing.value else "none"
         if self._sharing.value:
             self._share.show(self.form.preset.value, self.params)
+        if self._listing.value and self._runs.layout.display:
+            self._runs.refresh()
+        self._runs.layout.display = None if self._listing.value else "none"
 
     # What changes
 
@@ -278,17 +289,33 @@ class Cockpit(CellWidget):
         if run is not None and run is not self._shown:
             older, self._shown = self._panel, run
             panel = self._panel = RunPanel(run.path)
-            panel.actions.buttons["Cancel"].layout.display = "none"  # Stop is above
+            panel.actions.buttons["Cancel"].layout.display = "none"  # Stop stands beside it
+            panel.top.children = [panel.top.children[0], self._buttons.of_run, panel.actions]
             panel.observe(lambda _: self._buttons.update(), "status")
             self._below.children = [panel, self._check]
-            if older is not None:
-                older.close()
+            self._close_panel(older)
+            if self._listing.value:
+                self._runs.refresh()
         words = "No run yet: Launch starts the ranks, here on this machine."
         if self._starter.is_under_way("find"):
             words = f"looking for a run named {self.params.launch.name} with these choices…"
         self._no_run.value = note(words, role="status")
         self._show_mistake()
         self._buttons.update()
+
+    def _close_panel(self, panel: RunPanel | None) -> None:
+        """Remove a panel, without the buttons that the next one has."""
+        if panel is not None:
+            panel.top.children = [child for child in panel.top.children if child is not self._buttons.of_run]
+            panel.close()
+
+    def _run_deleted(self, path: Path) -> None:
+        """Show no run where the one that is shown has been deleted."""
+        if self._shown is not None and self._shown.path == path:
+            panel, self._panel, self._shown, self._starter.run = self._panel, None, None, None
+            self._below.children = [self._no_run, self._check]
+            self._close_panel(panel)
+            self._show_run()
 
     def _run_state(self) -> RunState | None:
         """Return the state of the run that is shown."""

@@ -23,6 +23,7 @@ from ..run.state import is_run, run_state
 from .cell import CellWidget, close_all
 from .charts.charts import Charts
 from .charts.charts_page import charts_html, run_names
+from .compare_pair import NAMES_ONLY, pair_html
 from .markup import note, page, shown, table_of_cells
 from .panel import RunPanel
 from .report import read_params
@@ -42,8 +43,6 @@ FIGURES = {
 MAX_BUTTONS = 24
 """Of more runs, those further down the table are opened after a filter or another order."""
 ORDER = "Best first: most new pictures right, then least loss; runs whose loss is not finite stand last."
-NAMES_ONLY = ("launch.name", "launch.folder", "launch.replace")
-"""Parameters that say where a run lies, not what it does."""
 EQUAL = "Parameters that are equal are left out."
 
 
@@ -165,6 +164,14 @@ def table_html(
     return f'<div class="mm-compared">{html}{note(f"{ORDER} {EQUAL} {ABOUT_LOSS}.")}</div>'
 
 
+def _pair(runs: Sequence[ComparedRun]) -> str:
+    """Return two runs side by side, in the order of their launch; empty for more."""
+    if len(runs) != 2:
+        return ""
+    first, second = sorted(runs, key=lambda run: (run.path / "params.yaml").stat().st_mtime)
+    return pair_html(first.path, second.path)
+
+
 class Comparison(CellWidget):
     """Runs side by side in a notebook: a table that sorts and filters, one chart of each metric, panels by a click.
 
@@ -183,6 +190,7 @@ class Comparison(CellWidget):
         for control in (self.sort_by, self.descending, self.filter):
             control.observe(lambda _: self._draw(), "value")
         self.table = w.HTML()
+        self.pair = w.HTML(_pair(self.runs))
         self.open_buttons = []
         for run in self.runs:
             self.open_buttons.append(w.Button(description=run.name[-40:], tooltip=without_controls(str(run.path))))
@@ -193,7 +201,7 @@ class Comparison(CellWidget):
         self._opening = w.HBox(layout=w.Layout(flex_flow="row wrap"))
         controls = w.HBox([self.sort_by, self.descending, self.filter], layout=w.Layout(flex_flow="row wrap"))
         self._opened = w.VBox()
-        super().__init__([controls, self.table, self._opening, self._opened, self.charts])
+        super().__init__([self.pair, controls, self.table, self._opening, self._opened, self.charts])
         self._draw()
         self.replace_older()
 
@@ -237,7 +245,7 @@ def show_comparison(folders: Sequence[str | Path]) -> Comparison:
 def write_comparison(folders: Sequence[str | Path], to: str | Path) -> Path:
     """Write a self-contained page of runs compared, and return its path. Raises as `comparison`."""
     runs = compared_runs(folders)
-    table = table_html(runs, columns_of(runs), range(len(runs)), scripted=True)
+    table = _pair(runs) + table_html(runs, columns_of(runs), range(len(runs)), scripted=True)
     script = (STATIC / "tables.js").read_text(encoding="utf-8")
     charts = charts_html([run.path for run in runs])
     write_text(to, page("Runs compared", f"{table}<script>{script}</script>{charts}"))

@@ -1,4 +1,4 @@
-"""LaunchButtons: what can be done with the choices and with the newest run, as buttons of which one stands out."""
+"""LaunchButtons: what can be done with the choices, and with the run that is shown. Each button keeps its place."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ TIPS = {
     AGAIN: "Start it anew; the earlier run is renamed",
     DUPLICATE: "Start one more run with these choices, under the next name that is free",
 }
+LAUNCHED = "The run below has these choices"
 
 
 class LaunchButtons(w.HBox):
-    """Launch while there is nothing to stop; Stop and Duplicate while a run goes on; Resume where one has failed."""
+    """Launch, which says what has become of a run of these choices once there is one; `of_run` has the others.
+
+    No button takes the place of another one: what cannot be done now is disabled where it stands.
+    """
 
     def __init__(self, form: RunForm, starter: Starter, *, state: Callable[[], RunState | None]):
         """state: of the newest run that is shown."""
@@ -30,25 +34,37 @@ class LaunchButtons(w.HBox):
         self.buttons: dict[str, w.Button] = {}
         for name, icon in ICONS.items():
             button = w.Button(description=name, icon=icon, tooltip=TIPS[name])
-            button.on_click(lambda button: self.press(button.description))
+            button.on_click(lambda _, name=name: self.press(name))
             self.buttons[name] = button
-        super().__init__(list(self.buttons.values()))
+        launch, *others = self.buttons.values()
+        self.of_run = w.HBox(others)
+        self.of_run.add_class("mm-of-run")
+        super().__init__([launch])
         self.add_class("mm-launch")
 
     def update(self) -> None:
-        """Show the buttons for what can be done now."""
-        state = self._state()
-        names = [LAUNCH]
-        if state is not None and not state.done:
-            names = [STOP, DUPLICATE]
-        elif state is not None and self._is_same() and not state.replay_of:
-            names = [AGAIN, DUPLICATE] if state.ok else [RESUME, AGAIN]
-        wrong = self._form.error is not None
+        """Enable what can be done now."""
+        state, busy, wrong = self._state(), self._starter.busy, self._form.error is not None
+        ran = state is not None and not state.replay_of
+        is_over = state is None or state.done
+        is_same = ran and self._is_same()
+        possible = {
+            LAUNCH: not is_same and not wrong,
+            STOP: not is_over,
+            RESUME: ran and is_over and not (state is not None and state.ok),
+            AGAIN: is_same and is_over and not wrong,
+            DUPLICATE: is_same and not wrong,
+        }
         for name, button in self.buttons.items():
-            button.layout.display = None if name in names else "none"
-            button.button_style = "primary" if name == names[0] and name not in (STOP, AGAIN) else ""
-            needs_choices = name in (LAUNCH, DUPLICATE, AGAIN)
-            button.disabled = self._starter.busy or (needs_choices and wrong)
+            button.disabled = busy or not possible[name]
+        launch = self.buttons[LAUNCH]
+        words, tip = LAUNCH, TIPS[LAUNCH]
+        if self._starter.is_under_way("launch"):
+            words = "Starting"
+        elif is_same and state is not None:
+            words, tip = str(state.status).capitalize(), LAUNCHED
+        launch.description, launch.tooltip, launch.icon = words, tip, ICONS[LAUNCH] if words == LAUNCH else ""
+        launch.button_style = "primary" if words == LAUNCH else ""
 
     def _is_same(self) -> bool:
         """Return True if the choices are those of the newest run."""

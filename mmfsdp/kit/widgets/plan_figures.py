@@ -16,11 +16,11 @@ SAME_SHARE = 0.005
 
 @dataclass(frozen=True)
 class Figure:
-    """A number of bytes of one rank."""
+    """A number of bytes of one rank, or of seconds."""
 
-    nbytes: int
+    nbytes: float
     label: str
-    pinned: int | None = None
+    pinned: float | None = None
     """The same of the pinned plan."""
 
     @property
@@ -43,7 +43,7 @@ class Figure:
         """Return more, less or same, which is less than SAME_SHARE apart; empty without a pinned plan."""
         if self.pinned is None:
             return ""
-        if abs(self.nbytes - self.pinned) < SAME_SHARE * max(self.pinned, 1):
+        if abs(self.nbytes - self.pinned) < SAME_SHARE * (self.pinned or 1):
             return "same"
         return "more" if self.nbytes > self.pinned else "less"
 

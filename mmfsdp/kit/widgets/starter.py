@@ -64,6 +64,13 @@ class Starter(Worker):
         if not self.busy:
             self.failure, self.words = None, ""
 
+    def open(self, run: Run) -> None:
+        """Show a run that is there already. Raises ValueError if its parameters cannot be read."""
+        here = self._form.params.launch
+        place = {"launch.name": here.name, "launch.folder": here.folder, "launch.replace": here.replace}
+        self.launched, self.run = run.params.change(**place), run
+        self._show()
+
     def wait(self) -> Run:
         """Wait until the run is started. Raises the error that kept it from starting.
 

@@ -94,6 +94,9 @@ STYLE = f"""<style>
 .mm-table th button {{all: unset; cursor: pointer; font-weight: 600}}
 .mm-table th button:focus-visible {{outline: 2px solid}} .mm-table th[aria-sort="ascending"]::after {{content: " ▲"}}
 .mm-table th[aria-sort="descending"]::after {{content: " ▼"}}
+.mm-pair {{display: flex; flex-wrap: wrap; gap: 8px 24px}}
+.mm-pair > div {{min-width: 0}} .mm-pair h4 {{margin: .6em 0 0}}
+.mm-pair-table td {{white-space: normal; overflow-wrap: anywhere; max-width: 40em}}
 .mm-compared {{margin-bottom: .8em}}
 .mm-compared input {{font: inherit; margin: .4em}} .mm-compared tr[hidden] {{display: none}}
 .mm-compared td:first-child {{min-width: 10em}}
