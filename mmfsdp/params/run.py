@@ -66,6 +66,15 @@ class RunParams(Params):
         if self.train.ema is not None and self.fsdp.state_dict_type is StateDictType.LOCAL_STATE_DICT:
             message = f"{self.train.ema} cannot be saved with fsdp.state_dict_type LOCAL_STATE_DICT; use "
             raise ParamError("train.ema", f"{message}SHARDED_STATE_DICT")
+        for step, patterns in self.train.freeze_from.items():
+            field = f"train.freeze_from.{step}"
+            if self.fsdp.state_dict_type is StateDictType.LOCAL_STATE_DICT:
+                message = "a LOCAL_STATE_DICT cannot be loaded once other parameters train; "
+                raise ParamError(field, f"{message}set fsdp.state_dict_type to SHARDED_STATE_DICT")
+            try:
+                self.model.change(freeze=patterns)
+            except ParamError as error:
+                raise ParamError(field, error.message) from None
         if self.model.kind.takes.own_processor:
             for name in ("augment", "feature_cache"):
                 if getattr(self.data, name):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
 from .base import ParamError, Params
 from .enums import Device, Schedule, StartAdapters, TrackerKind
+from .model import freeze_patterns
 from .optimizers import LearningRateSchedule, Optimizer, OptimizerKind
 from .own import OwnCodes, path_of
 
@@ -43,6 +44,11 @@ class TrainParams(Params):
 
     warmup_steps: int = Field(10, ge=0)
     """Steps over which the learning rate rises from 0; a count. Default 10."""
+
+    freeze_from: dict[Annotated[int, Field(ge=1)], tuple[str, ...]] = {}
+    """Freezes other parameters from some steps on: {500: ['vision_encoder.*']} replaces model.freeze by these patterns
+    once 500 steps are done. The run saves, plans and wraps the model again, and goes on as after a resume: parameters
+    that train now begin with new optimizer states, and what no longer trains stays as it was trained. Default none."""
 
     schedule: LearningRateSchedule = Schedule.COSINE
     """Learning rate after the warm-up: constant, linear (to 0), cosine (to 0); or your own, by the import path of a
@@ -155,6 +161,20 @@ class TrainParams(Params):
     def _check_start(self) -> Self:
         if self.start_adapters is StartAdapters.MERGE and self.start_from is None:
             raise ParamError("start_adapters", "merge has no effect without start_from; set it, or remove this")
+        return self
+
+    @field_validator("freeze_from")
+    @classmethod
+    def _sort_phases(cls, phases: dict[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
+        """Put the steps into their order, and spell out the recipes, as `model.freeze` does."""
+        return {step: freeze_patterns(phases[step]) for step in sorted(phases)}
+
+    @model_validator(mode="after")
+    def _check_phases(self) -> Self:
+        for step in self.freeze_from:
+            if step >= self.steps:
+                message = f"the run ends after step {self.steps}; give a number below train.steps, or train longer"
+                raise ParamError(f"freeze_from.{step}", message)
         return self
 
     @model_validator(mode="after")

@@ -91,6 +91,18 @@ class MeshFigures(Part):
     seconds: float
 
 
+class LaterPhase(Part):
+    """The figures of a phase in which other parameters train (`train.freeze_from`)."""
+
+    begin: int
+    """Steps that are done when it begins."""
+    trainable_parameters: int
+    cost: CostFigures
+    learning_rates: str
+    step: StepSeconds | None
+    findings: list[Finding]
+
+
 class PlanAnswer(Answer):
     """The prediction of `mmfsdp plan`. It is ok if the lint found no errors, so that a launch would start."""
 
@@ -115,6 +127,8 @@ class PlanAnswer(Answer):
     """In the order in which they run."""
     findings: list[Finding]
     """Findings of the lint in the plan, the data and the job."""
+    later: list[LaterPhase] = []
+    """Phases after the first one, with train.freeze_from."""
 
 
 # ---- verify, check ----

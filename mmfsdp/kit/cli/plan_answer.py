@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...core.plan import Unit, WrapPlan
 from ...predict import Estimate, Mesh, Times
-from .answers import CostFigures, MeshFigures, PlanAnswer, StepSeconds, UnitFigures
+from .answers import CostFigures, LaterPhase, MeshFigures, PlanAnswer, StepSeconds, UnitFigures
 
 
 def plan_answer(plan: WrapPlan, cost: Estimate, rates: str, times: Times | None, meshes: Sequence[Mesh]) -> PlanAnswer:
@@ -37,6 +37,18 @@ def plan_answer(plan: WrapPlan, cost: Estimate, rates: str, times: Times | None,
         meshes=[_mesh(mesh) for mesh in meshes],
         units=[_unit(plan, unit) for unit in units],
         findings=list(plan.lint),
+    )
+
+
+def later_phase(begin: int, answer: PlanAnswer) -> LaterPhase:
+    """Return a phase of a run that begins after so many steps, from the answer of its plan."""
+    return LaterPhase(
+        begin=begin,
+        trainable_parameters=answer.trainable_parameters,
+        cost=answer.cost,
+        learning_rates=answer.learning_rates,
+        step=answer.step,
+        findings=answer.findings,
     )
 
 

@@ -11,18 +11,19 @@ from argparse import Namespace
 from datetime import date
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...core.plan import WrapPlan
 from ...params import LaunchParams, RunParams
 from ...params.findings import Finding
 from ...params.in_words import WIDTH
+from ...params.phases import Phase, phases_of
 from ..run.watch import ProgressBar
 from .flags import params_of
 from .json_output import reply
 
 if TYPE_CHECKING:
-    from ...predict import Mesh, Times
+    from ...predict import Estimate, Mesh, Times
     from ..train.prepare import Prepared
 
 CHECKING = "checking the data and the plan"
@@ -42,33 +43,55 @@ def say(text: str) -> None:
 
 
 def plan(values: Namespace) -> int:
-    """Print the plan and its cost; with --machine the seconds of a step and every mesh.
+    """Print the plan and its cost, of each phase; with --machine the seconds of a step and every mesh.
 
     Returns 1 where the lint found errors.
     """
     params = params_of(values)
     say("planning: a model without weights, a step on tensors without data")
+    phases = phases_of(params)
+    plans = [planned_phase(phase, values.machine) for phase in phases]
+    if values.json:
+        from .plan_answer import later_phase, plan_answer
+
+        first, *later = [plan_answer(*each) for each in plans]
+        after = [later_phase(phase.begin, each) for phase, each in zip(phases[1:], later, strict=True)]
+        is_ok = all(each.ok for each in (first, *later))
+        return reply(values, first.model_copy(update={"ok": is_ok, "later": after}))
+    for phase, (planned, cost, rates, times, compared) in zip(phases, plans, strict=True):
+        if len(phases) > 1:
+            print(f"{phase}:")
+        print(planned)
+        print(cost)
+        if rates:
+            print(textwrap.fill(rates, WIDTH, subsequent_indent="  ", break_on_hyphens=False))
+        if times is not None:
+            print(times)
+        if compared:
+            from ...predict import machine_of_run, mesh_table
+
+            print(mesh_table(compared, machine_of_run(values.machine, params)))
+    return int(any(planned.refused for planned, *_ in plans))
+
+
+class PlannedPhase(NamedTuple):
+    """The plan of a phase of a run, as `plan_answer` takes it."""
+
+    plan: WrapPlan
+    cost: Estimate
+    rates: str
+    times: Times | None
+    meshes: list[Mesh]
+
+
+def planned_phase(phase: Phase, machine: str | None) -> PlannedPhase:
+    """Plan a phase of a run; with the name of a machine, also predict its seconds. Raises ParamError."""
     from ..train.prepare import preview, rates_of, with_place
 
-    planned, cost = preview(params)
-    planned = with_place(planned, params)
-    rates = rates_of(params, planned)
-    times, compared = on_machine(values.machine, planned, params)
-    if values.json:
-        from .plan_answer import plan_answer
-
-        return reply(values, plan_answer(planned, cost, rates, times, compared))
-    print(planned)
-    print(cost)
-    if rates:
-        print(textwrap.fill(rates, WIDTH, subsequent_indent="  ", break_on_hyphens=False))
-    if times is not None:
-        print(times)
-    if compared:
-        from ...predict import machine_of_run, mesh_table
-
-        print(mesh_table(compared, machine_of_run(values.machine, params)))
-    return int(planned.refused)
+    planned, cost = preview(phase.params)
+    planned = with_place(planned, phase.params)
+    rates = rates_of(phase.params, planned)
+    return PlannedPhase(planned, cost, rates, *on_machine(machine, planned, phase.params))
 
 
 def on_machine(name: str | None, planned: WrapPlan, params: RunParams) -> tuple[Times | None, list[Mesh]]:

@@ -17,6 +17,7 @@ from ...checkpoint.gather import gather_json
 from ...checkpoint.plain import from_json, to_json
 from ...core.plan import WrapPlan
 from ...params.enums import imported
+from ...params.phases import next_phase
 from ..data.batch import Batch
 from ..run.preempt import preemption_requested
 from ..run.ranks.hang import Heartbeat
@@ -125,11 +126,15 @@ class Training:
     """The reason why a callback of this rank ends the run, with its name; the other ranks do not know it yet."""
     stopped: str = ""
     """The reason why the run ends before its last step; empty if it does not. All ranks learn it in the same step."""
+    end: int = field(init=False)
+    """Steps after which other parameters are frozen (`train.freeze_from`), so that the model is wrapped again; in the
+    last phase all steps."""
     profiled: bool = False
     """The next step is recorded by the profiler, so nothing else should run before it."""
     callbacks: Callbacks = field(init=False)
 
     def __post_init__(self) -> None:
+        self.end = next_phase(self.setup.params, self.state.step).end
         self.callbacks = Callbacks({name: imported(path)(self) for name, path in CALLBACKS.items()})
         self.callbacks.load_state_dicts(self.state.of_callbacks)
 
@@ -140,8 +145,8 @@ class Training:
 
     @property
     def ends(self) -> bool:
-        """The last step is done, or the last one before a preemption."""
-        return self.preempted or self.is_last(self.state.step)
+        """The last step is done, or the last one of a phase or before a preemption."""
+        return self.preempted or self.is_last(self.state.step) or self.state.step == self.end
 
     def evaluated_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights that are evaluated: with `train.ema` their average."""

@@ -29,6 +29,7 @@ from ...core.quantize import quantize_model
 from ...core.step import count_labels, token_sum
 from ...params import Device, ParamError, RunParams
 from ...params.in_words import size
+from ...params.phases import phase_of_step
 from ..data.batch import Batch, Sample
 from ..data.corrupt import CorruptRecord, first_reasons
 from ..data.loader import SkippedRecords, add_skipped
@@ -290,12 +291,14 @@ def load_run(
     quantized: with frozen matrices in codes where the run had them so; otherwise all as they were before. best: with
     the checkpoint that `train.keep_best` kept, and the moving average of its weights if it has one, since that has the
     score. ema: with the average; None if the checkpoint has one. beat: called with what comes next, such as a tensor.
-    Raises ParamError where the run has no such checkpoint or average, or other frozen weights than it was trained with.
+    The parameters are those of the phase of the checkpoint (`train.freeze_from`). Raises ParamError where the run has
+    no such checkpoint or average, or other frozen weights than it was trained with.
     """
     beat("the model")
     check_no_replay(folder, "captioned or exported")
-    params = RunParams.from_yaml(folder / "params.yaml")
     chosen = chosen_checkpoint(folder, best=best)
+    step = checkpoint.marker_of(chosen)["step"]
+    params = phase_of_step(RunParams.from_yaml(folder / "params.yaml"), step).params
     transformers.utils.logging.disable_progress_bar()
     seed_all(params.train.seed)  # backbones without weights are random, and the run's
     with own_code_of(folder, params):

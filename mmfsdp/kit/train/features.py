@@ -57,12 +57,9 @@ class FeatureCache(Callback):
         """
         if params.data.feature_cache is None:
             return None
+        check_cache(params, model)
         name = kind_of(params.model).vision_encoder
         encoder = model.get_submodule(name)
-        for parameter, p in encoder.named_parameters(prefix=name):
-            if p.requires_grad:
-                message = f"the vision encoder trains ({parameter}), so that its features change; "
-                raise ParamError("data.feature_cache", message + "freeze vision_encoder.* in model.freeze, or unset it")
         key = ""
         if rank() == 0:
             settings = (params.fsdp.mixed_precision, params.fsdp.frozen_dtype, device.type)
@@ -125,6 +122,17 @@ class FeatureCache(Callback):
     def _path(self, picture: Tensor) -> Path:
         name = hashlib.blake2b(picture.contiguous().numpy().data, digest_size=20).hexdigest()
         return self.folder / name[:2] / name[2:]
+
+
+def check_cache(params: RunParams, model: nn.Module) -> None:
+    """Raise ParamError for a feature cache of a model, before wrapping, that trains its vision encoder."""
+    if params.data.feature_cache is None:
+        return
+    name = kind_of(params.model).vision_encoder
+    for parameter, p in model.get_submodule(name).named_parameters(prefix=name):
+        if p.requires_grad:
+            message = f"the vision encoder trains ({parameter}), so that its features change; "
+            raise ParamError("data.feature_cache", message + "freeze vision_encoder.* in model.freeze, or unset it")
 
 
 def training_cache(training: Training) -> FeatureCache | None:

@@ -26,6 +26,7 @@ from ...core.plan import WrapPlan
 from ...params import RunParams
 from ..models.kinds import kind_of
 from ..run.files.folder import read_json
+from ..run.files.plan_file import PLAN_FILE, plans_by_begin
 from ..run.trust import seal_of
 
 MADE_FOR, SEAL = "made_for", "seal"
@@ -95,18 +96,19 @@ def model_digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def take_plan(folder: Path, params: RunParams, model: nn.Module) -> RunPlan | str:
+def take_plan(folder: Path, params: RunParams, model: nn.Module, *, begin: int = 0) -> RunPlan | str:
     """Return the plan that the launcher has made for this model, or why ranks plan again. Every rank must call it.
 
-    All ranks take it, or none: they might otherwise issue different collectives.
+    begin: steps that are done when this phase of the run begins. All ranks take the plan, or none: they might otherwise
+    issue different collectives.
     """
-    handed = _read_plan(folder, params, model)
+    plans = plans_by_begin(read_json(folder / PLAN_FILE) or {})
+    handed = _read_plan(plans.get(begin, {}), params, model)
     reasons = [reason for reason in gather_json(handed if isinstance(handed, str) else "") if reason]
     return reasons[0] if reasons else handed
 
 
-def _read_plan(folder: Path, params: RunParams, model: nn.Module) -> RunPlan | str:
-    values = read_json(folder / "plan.json") or {}
+def _read_plan(values: dict[str, Any], params: RunParams, model: nn.Module) -> RunPlan | str:
     if MADE_FOR not in values:
         return NO_PLAN
     kind = kind_of(params.model)

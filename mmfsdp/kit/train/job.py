@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,10 +18,13 @@ from torch import nn
 
 from ... import checkpoint
 from ...checkpoint.gather import gather_json
+from ...checkpoint.steps import checkpoint_step
 from ...core.plan import WrapPlan
 from ...core.weights import quantize_weights
 from ...core.wrap import apply_plan
 from ...params import Device, ParamError, RunParams
+from ...params.phases import next_phase
+from ..data.loader import Batches
 from ..data.open_sources import Splits, open_for
 from ..data.own_random import seed_all
 from ..data.processor import SampleProcessor
@@ -30,6 +34,7 @@ from ..models.generated import needs_backbones
 from ..models.kinds import kind_of
 from ..models.weight_files import Weights
 from ..run.files.folder import read_json, write_json
+from ..run.files.plan_file import PLAN_FILE, plan_file_of, plans_by_begin
 from ..run.launchers.registry import launcher_named
 from ..run.preempt import Preempted
 from ..run.pretraining import ensure_backbones
@@ -70,28 +75,58 @@ def run(folder: Path) -> None:
         ensure_backbones(params, lambda label, done: beat(f"starting: {label} {done:.0%}"))
     beat(f"joining: at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
     with process_group(params) as device:
-        beat("building")
-        built, processor, weights = build(params)
-        beat("opening the data")
-        sources = open_for(processor, params)
-        beat("planning")
-        run_plan = plan_of_run(folder, built, params, processor, sources)
-        rated = spell_out_rates(built, params)
-        features = FeatureCache.open(params, built, device, weights.read if weights else None)
-        beat("wrapping")
-        model, frozen = wrap(built, run_plan.plan, weights, device, beat)
-        note_groups()  # there are all, those of a mesh too
-        optimizer, schedule = build_optimizer(model, rated)
-        setup = TrainSetup(folder, params, model, optimizer, schedule, build_scaler(model), frozen)
-        before = checkpoint.frozen_checksums(model, lambda name: beat(f"wrapping: {name}"))
-        result = train(take_up(setup, run_plan, processor, device, beat, features, sources))
+        result, data = train_phase(folder, params, device, beat)
+        while result is None:
+            result, data = train_phase(folder, params, device, beat, data)
         print(f"rank {dist.get_rank()}: done")
-        after = checkpoint.frozen_checksums(model, lambda name: beat(f"trained: {name}"))
-        result["wire_bytes_predicted"] = run_plan.wire_bytes
-        result["frozen_parameters_changed"] = checkpoint.count_changed(before, after)
         result["world_size"] = dist.get_world_size()
         if dist.get_rank() == 0:
             write_json(folder / "result.json", result)
+
+
+class OpenData(NamedTuple):
+    """The data of a run, which the next phase takes over."""
+
+    sources: Mapping[str, Splits]
+    loader: Batches
+    """It stands where the phase before has ended."""
+
+
+def train_phase(
+    folder: Path, params: RunParams, device: torch.device, beat: Heartbeat, data: OpenData | None = None
+) -> tuple[dict[str, Any] | None, OpenData]:
+    """Build, plan, wrap and train the model from the newest checkpoint to the end of its phase.
+
+    Every rank must call it. data: of the phase before. Returns the result, None if another phase follows, and the data.
+    """
+    newest = checkpoint.newest(folder / "checkpoints")
+    done = checkpoint_step(newest) if newest else 0
+    phase = next_phase(params, done)
+    params = phase.params
+    beat("building")
+    gc.collect()  # the wrapped model of the phase before is part of reference cycles
+    built, processor, weights = build(params)
+    beat("opening the data")
+    sources = data.sources if data else open_for(processor, params)
+    beat("planning")
+    run_plan = plan_of_run(folder, built, params, processor, sources, begin=phase.begin)
+    rated = spell_out_rates(built, params)
+    features = FeatureCache.open(params, built, device, weights.read if weights else None)
+    beat("wrapping")
+    model, frozen = wrap(built, run_plan.plan, weights, device, beat)
+    note_groups()  # there are all, those of a mesh too
+    optimizer, schedule = build_optimizer(model, rated)
+    setup = TrainSetup(folder, params, model, optimizer, schedule, build_scaler(model), frozen)
+    training = take_up(setup, run_plan, processor, device, beat, features, sources, data.loader if data else None)
+    # After taking up: what an earlier phase, or the run that this one began with, has trained comes from a checkpoint.
+    before = checkpoint.frozen_checksums(model, lambda name: beat(f"wrapping: {name}"))
+    result = train(training)
+    after = checkpoint.frozen_checksums(model, lambda name: beat(f"trained: {name}"))
+    changed = checkpoint.count_changed(before, after)
+    if result is not None:
+        result["wire_bytes_predicted"] = run_plan.wire_bytes
+        result["frozen_parameters_changed"] = changed
+    return result, OpenData(sources, training.loader)
 
 
 @contextmanager
@@ -169,14 +204,20 @@ def build(params: RunParams) -> tuple[nn.Module, SampleProcessor, Weights | None
 
 
 def plan_of_run(
-    folder: Path, built: nn.Module, params: RunParams, processor: SampleProcessor, sources: Mapping[str, Splits]
+    folder: Path,
+    built: nn.Module,
+    params: RunParams,
+    processor: SampleProcessor,
+    sources: Mapping[str, Splits],
+    *,
+    begin: int = 0,
 ) -> RunPlan:
     """Return the launcher's plan where it was made for what the ranks have.
 
-    Otherwise the ranks plan as the launcher does, and rank 0 writes the plan. Every rank must call it. Raises
-    ParamError for the lint's errors.
+    Otherwise the ranks plan as the launcher does, and rank 0 writes the plan. begin: steps that are done when this
+    phase of the run begins. Every rank must call it. Raises ParamError for the lint's errors.
     """
-    handed = take_plan(folder, params, built)
+    handed = take_plan(folder, params, built, begin=begin)
     if not isinstance(handed, str):
         handed.plan.check()
         if dist.get_rank() == 0:
@@ -191,7 +232,7 @@ def plan_of_run(
     if dist.get_rank() == 0:
         if handed != NO_PLAN:
             print(f"the ranks plan again: {handed}")
-        write_plan(folder, Prepared(params, plan, cost, rates, model=model_digest(built)))
+        write_plan(folder, Prepared(params, plan, cost, rates, model=model_digest(built)), begin=begin)
     return RunPlan(plan, cost.wire_bytes, rates)
 
 
@@ -203,14 +244,18 @@ def print_findings(plan: WrapPlan, rates: str) -> None:
         print(rates)
 
 
-def write_plan(folder: Path, made: Prepared) -> None:
-    """Write plan.json: plan, cost and versions. Print the lint's findings, and which units the launch did not plan."""
+def write_plan(folder: Path, made: Prepared, *, begin: int = 0) -> None:
+    """Write plan.json: plan, cost and versions. Print the lint's findings, and which units the launch did not plan.
+
+    begin: steps that are done when the phase begins; the plans of the other phases stay.
+    """
     print_findings(made.plan, made.rates)
-    planned = (read_json(folder / "plan.json") or {}).get("plan")
+    plans = plans_by_begin(read_json(folder / PLAN_FILE) or {})
+    planned = plans.get(begin, {}).get("plan")
     if planned and (units := different_units(planned, made.plan)):
         shown = ", ".join(units[:3])
         print(f"warning: {len(units)} units are not those that were planned at the launch, such as {shown}")
-    write_json(folder / "plan.json", made.to_dict())
+    write_json(folder / PLAN_FILE, plan_file_of({**plans, begin: made.to_dict()}))
 
 
 def different_units(planned: dict[str, Any], plan: WrapPlan) -> list[str]:

@@ -82,7 +82,8 @@ def spell_out_rates(model: nn.Module, params: RunParams) -> TrainParams:
 def rate_groups(plan: WrapPlan, train: TrainParams) -> list[RateGroup]:
     """Return the trainable parameters of a plan by their learning rate, those of `train.lr` first.
 
-    Raises ParamError for a pattern that decides on no trainable parameter, and for units of FSDP1 that would need two.
+    Raises ParamError for a pattern that decides on no trainable parameter, unless other parameters train in other
+    phases (`train.freeze_from`), and for units of FSDP1 that would need two.
     """
     patterns = list(train.lr_for)
     trainable: dict[str, list[Param]] = {"": []}
@@ -99,7 +100,7 @@ def rate_groups(plan: WrapPlan, train: TrainParams) -> list[RateGroup]:
                 trainable[here[p.name]].append(p)
     groups = []
     for pattern, params in trainable.items():
-        if pattern and not params:
+        if pattern and not params and not train.freeze_from:
             raise ParamError("train.lr_for", f"{pattern!r} {_why_none(pattern, plan)}")
         if params:
             names = tuple(p.name for p in params)

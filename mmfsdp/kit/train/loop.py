@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ...checkpoint.gather import gather_json
 from ...core.freeze import train_mode
 from ...core.step import train_step
-from ..data.loader import batches, sum_skipped
+from ..data.loader import Batches, batches, sum_skipped
 from ..data.open_sources import Splits, open_for
 from ..data.processor import SampleProcessor
 from ..run.files.folder import add_event
@@ -34,16 +34,18 @@ def take_up(
     beat: Heartbeat,
     features: FeatureCache | None = None,
     sources: Mapping[str, Splits] | None = None,
+    loader: Batches | None = None,
 ) -> Training:
     """Return a training where it stands: at the newest checkpoint, if there is one. Every rank must call it.
 
-    sources: what `open_sources` gives, if they are open.
+    sources: what `open_sources` gives, if they are open. loader: of the phase before, which stands there.
     """
     beat("taking up")
-    state, settings, world_size = resume(setup), setup.params.train, dist.get_world_size()
+    state, settings = resume(setup, of_phase_before=loader is not None), setup.params.train
+    world_size = dist.get_world_size()
     if sources is None:
         sources = open_for(processor, setup.params)
-    loader = batches(
+    loader = loader or batches(
         setup.params.data,
         processor,
         batch_size=settings.batch_size,
@@ -57,9 +59,11 @@ def take_up(
     return Training(setup, state, run_plan, processor, sources, loader, device, beat, features)
 
 
-def train(training: Training) -> dict[str, Any]:
+def train(training: Training) -> dict[str, Any] | None:
     """Train to the last step from where the run stands, and return what goes into result.json. Every rank must call it.
 
+    Returns None after the last step of a phase, which is saved: other parameters train from there on, so that the model
+    must be wrapped again.
     A callback may end it earlier, on all ranks after the same step, which is saved: then the result says why, under
     `stopped`. Raises Preempted, on all ranks and after saving, if a signal asked any rank to stop
     (kit/run/preempt.py); and what a callback raises.
@@ -69,7 +73,7 @@ def train(training: Training) -> dict[str, Any]:
     rows = StepRows(training)
     train_mode(setup.model)
     with callbacks.around_training():
-        while not training.is_last(state.step):
+        while not training.is_last(state.step) and state.step < training.end:
             step = state.step + 1
             training.beat(f"step {step} data")
             began = rows.begin()
@@ -93,6 +97,8 @@ def train(training: Training) -> dict[str, Any]:
             rows.add(metrics, began, {"data_s": data_s} | callbacks.after_step(step))
             if training.preempted and not training.is_last(step):
                 raise preempted(training)
+        if not training.is_last(state.step):
+            return None
         training.beat("trained")
         skipped = gather_json({name: asdict(each) for name, each in training.loader.skipped.items()})
         result: dict[str, Any] = {"skipped": sum_skipped(skipped)}

@@ -9,7 +9,7 @@ import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +23,7 @@ from ...own.modules import OwnSources, own_sources
 from ...params import Device, FrozenPolicy, ModelParams, ParamError, RunParams
 from ...params.findings import Finding
 from ...params.own import module_of
+from ...params.phases import Phase, phases_of
 from ...params.run import with_cluster
 from ...params.variables import with_variables
 from ...planning import make_plan
@@ -36,14 +37,16 @@ from ..data.processor import SampleProcessor
 from ..models.build import build_model, freeze_model
 from ..models.generated import needs_backbones
 from ..models.kinds import kind_of
+from ..run.files.plan_file import plan_file_of
 from ..run.launchers.registry import launcher_for
 from ..run.own_code import sources_of
 from ..run.rank_count import with_ranks
 from ..run.slurm.site import settled
 from ..run.start import check_place
 from .data_batch import data_batch
+from .features import check_cache
 from .handed_plan import model_digest, sealed, shapes_of
-from .learning_rates import rates_line, spell_out_rates, try_schedule
+from .learning_rates import rate_groups, rates_line, spell_out_rates, try_schedule
 from .metrics import try_metrics
 from .moving_average import check_average
 from .own_callbacks import check_callbacks
@@ -68,11 +71,14 @@ class Prepared:
     """The person's own code that was imported for this, and what it imports."""
     model: str = ""
     """The digest of the model that was planned."""
+    later: Mapping[int, Prepared] = field(default_factory=dict)
+    """With `train.freeze_from`: the later phases, by the steps that are done when each begins."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return what plan.json holds."""
         values = {"plan": self.plan.to_dict(), "estimate": self.cost.to_dict(), "learning_rates": self.rates}
-        return sealed(values, self.params, self.model)
+        later = {begin: phase.to_dict() for begin, phase in self.later.items()}
+        return plan_file_of({0: sealed(values, self.params, self.model), **later})
 
 
 def prepare(params: RunParams, *, activations: bool = False) -> Prepared:
@@ -94,19 +100,47 @@ def prepare(params: RunParams, *, activations: bool = False) -> Prepared:
     check_callbacks(params)
     try_schedule(params.train)
     sources = opened(params)
+    first, *others = phases_of(params)
+    made = prepare_phase(first, sources, activations=activations)
+    later = {}
+    for phase in others:
+        try:
+            later[phase.begin] = prepare_phase(phase, sources, activations=activations)
+        except ParamError as error:
+            raise ParamError(f"train.freeze_from.{phase.begin}", f"from step {phase.begin + 1} on, {error}") from None
+    check_rates_have_effect(params, made, *later.values())
+    return replace(made, code=sources_of(params), later=later)
+
+
+def prepare_phase(phase: Phase, sources: Mapping[str, Splits], *, activations: bool) -> Prepared:
+    """Plan and check the steps of a run in which the same parameters are frozen. Raises ParamError as `prepare`."""
+    params = phase.params
     stages = previews(params, sources)
     plan, cost = next(stages)
     plan = with_place(with_data(plan, sources, params), params)
     plan.check()
     model, processor = kept_model(params)
-    check_start(params.train, model, plan)
+    check_cache(params, model)
+    if not phase.begin:
+        check_start(params.train, model, plan)
     try_metrics(params, model, processor, sources)
     if activations or not plan.memory_events:
         for complete, its_cost in stages:
             plan, cost = replace(complete, lint=plan.lint), its_cost
             if not activations:  # the ranks need the memory events, and take them from here
                 break
-    return Prepared(params, plan, cost, rates_of(params, plan), sources_of(params), model_digest(model))
+    return Prepared(params, plan, cost, rates_of(params, plan), model=model_digest(model))
+
+
+def check_rates_have_effect(params: RunParams, *phases: Prepared) -> None:
+    """Raise ParamError for a pattern of `train.lr_for` that decides on nothing that trains in any phase of a run."""
+    if not params.train.freeze_from:  # a plan has checked it
+        return
+    model, _ = kept_model(params)
+    rated = spell_out_rates(model, params)
+    for pattern in rated.lr_for:
+        if not any(group.pattern == pattern for phase in phases for group in rate_groups(phase.plan, rated)):
+            raise ParamError("train.lr_for", f"{pattern!r} matches nothing that trains in any phase; remove it")
 
 
 def preview(params: RunParams) -> tuple[WrapPlan, Estimate]:

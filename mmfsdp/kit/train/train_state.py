@@ -21,6 +21,7 @@ from ... import checkpoint
 from ...checkpoint.gather import gather_json
 from ...checkpoint.steps import AVERAGE
 from ...params import RunParams
+from ...params.phases import next_phase
 from ..run.files.folder import add_event
 from .moving_average import MovingAverage
 from .optimizer import Scaler
@@ -102,11 +103,12 @@ class TrainState:
         )
 
 
-def resume(setup: TrainSetup) -> TrainState:
+def resume(setup: TrainSetup, *, of_phase_before: bool = False) -> TrainState:
     """Load model, optimizer, schedule, scaler and random states from the newest complete checkpoint, or start from
     the beginning.
 
-    Every rank must call it. Raises what `checkpoint.resume` raises, and ParamError for other frozen weights.
+    of_phase_before: the checkpoint is of the phase that has just ended. Every rank must call it. Raises what
+    `checkpoint.resume` raises, and ParamError for other frozen weights.
     """
     params = setup.params
     background = checkpoint.Background() if params.train.async_save else None
@@ -135,7 +137,10 @@ def resume(setup: TrainSetup) -> TrainState:
     state.began_with = marker["began_with"]
     state.of_callbacks = marker["callbacks"]
     text = f"{resumed}{other_rates(marker.get('params', {}).get('train', {}), params.to_dict()['train'])}"
-    _tell(setup, "resumed", text, step=state.step)
+    if of_phase_before:
+        _tell(setup, "phase", f"{next_phase(params, state.step)}: {text}", step=state.step)
+    else:
+        _tell(setup, "resumed", text, step=state.step)
     state.best = _best_so_far(setup, marker)
     return state
 

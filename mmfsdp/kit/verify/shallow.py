@@ -38,6 +38,7 @@ def trial_params(params: RunParams, folder: Path) -> RunParams:
         "train.keep_best": None,
         "train.patience": None,
         "train.ema": None,
+        "train.freeze_from": {},
         "train.start_from": None,  # its weights are of all layers
         "train.start_adapters": "keep",
         "train.min_delta": 0.0,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import ipywidgets as w
 import traitlets
 
 from ...params.in_words import size
-from ..run.files.folder import read_json, read_result
+from ..run.files.folder import read_result
+from ..run.files.plan_file import read_plan
 from ..run.files.run_record import RunState, Status
 from ..run.files.snapshot import Snapshot
 from ..run.handle import Run
@@ -144,9 +144,10 @@ class RunPanel(Worker, CellWidget):
         self._rank_grid.value = rank_grid(ranks, found)
         self._tracebacks.value = tracebacks(ranks, found)
         result = read_result(self.run.path) if self.state.done else {}
-        estimate: dict[str, Any] = (read_json(self.run.path / "plan.json") or {}).get("estimate") or {}
         html = newest_events(self.run.path)
-        sent, predicted = look.last_row().get("wire_bytes"), estimate.get("wire_bytes")
+        row = look.last_row()
+        planned = read_plan(self.run.path, done=row.get("step", 1) - 1)
+        sent, predicted = row.get("wire_bytes"), (planned.get("estimate") or {}).get("wire_bytes")
         if sent is not None and predicted is not None:
             html += note(f"sent in a step: {size(sent)}, predicted {size(predicted)}")
         self._facts.value = html

@@ -6,6 +6,7 @@ from html import escape
 
 from ...core.plan import WrapPlan
 from ...params.in_words import count, size
+from ...params.phases import phases_of
 from ...predict import LAPTOP, machine_of_run, step_time, workload
 from ...predict.timeline import frozen_bytes_at_rest
 from .fits import room
@@ -65,6 +66,9 @@ def _figures(planned: PlannedRun, machine: str, pinned: PlannedRun | None) -> st
         facts.append(f"No peak of a batch of the data: {cost.batch}.")
     if planned.rates:
         facts.append(planned.rates)
+    if planned.params.train.freeze_from:
+        first, *_ = phases_of(planned.params)
+        facts.append(f"This is the plan of {first}; `mmfsdp plan`, and the report, show that of each phase.")
     return f"{html}<p>{escape(' '.join(facts))}</p>{findings(plan)}"
 
 

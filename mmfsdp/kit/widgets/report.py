@@ -24,6 +24,7 @@ from ..run.files.folder import (
     write_text,
 )
 from ..run.files.history import read_moments, stage_seconds
+from ..run.files.plan_file import PLAN_FILE, planned_after, plans_by_begin
 from ..run.files.run_record import RunRecord
 from ..run.files.snapshot import Snapshot
 from ..run.state import run_state
@@ -34,7 +35,7 @@ from .charts.charts_page import charts_html
 from .gpu_table import gpu_table
 from .markup import key_figures, note, page, rect, svg, table, text, ticks, width_of
 from .pictures.rank_picture import WIDTH
-from .report_plan import facts, plan_section
+from .report_plan import facts, plan_sections
 from .style import FROZEN, GATHERED, INK, REDUCED, STYLE
 
 Row = Mapping[str, Any]
@@ -64,12 +65,13 @@ def report_html(folder: str | Path) -> str:
     """Return the report as a self-contained HTML page."""
     folder = Path(folder)
     params = read_params(folder)
-    planned = read_json(folder / "plan.json") or {}
-    estimate = planned.get("estimate") or {}
+    planned = read_json(folder / PLAN_FILE) or {}
     result = read_result(folder)
     look = Snapshot(folder, last_bytes=MAX_METRICS_BYTES)
     state = run_state(look)  # first: what is read after the end is all there is
     rows, record = look.rows(), look.record
+    newest = planned_after(planned, rows[-1]["step"] - 1 if rows else 0)
+    estimate = newest.get("estimate") or {}
     sections: dict[str, Callable[[], str]] = {
         "": lambda: result_figures(result) + parent_line(params, result) + facts(params, planned, record, rows),
         "Captions of new pictures": lambda: caption_cards(folder),
@@ -78,7 +80,7 @@ def report_html(folder: str | Path) -> str:
         "Predicted beside measured": lambda: predicted_beside_measured(estimate, result, rows),
         "GPUs": lambda: gpu_table(folder, record.ranks if record else 1),
         "Profile of a step": lambda: profiles(folder),
-        "Plan": lambda: plan_section(planned, params, result, rows),
+        "Plan": lambda: plan_sections(plans_by_begin(planned), params, result, rows),
         "Parameters": lambda: parameters(folder, params, planned.get("versions") or {}),
     }
     found = troubles(look, state)

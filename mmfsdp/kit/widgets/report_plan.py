@@ -11,12 +11,14 @@ from typing import Any
 from ...core.plan import WrapPlan
 from ...params import TrainParams
 from ...params.base import from_plain, leaves
-from ...params.in_words import count
+from ...params.in_words import count, size
 from ...predict import Estimate, estimate
 from ...predict.memory import Memory
 from ...predict.timeline import step_timeline
+from ..run.files.plan_file import plans_by_begin
 from ..run.files.run_record import RunRecord, replay_words
 from ..run.launchers.registry import launcher_named
+from .markup import note
 from .pictures.plan_pictures import plan_pictures
 from .plan_figures import figures_html, plan_figures
 from .plan_table_html import findings, unit_table
@@ -62,10 +64,16 @@ def _model(values: Mapping[str, Any], planned: Mapping[str, Any]) -> str:
     if towers:
         words += f" ({', '.join(towers)})"
     if planned:
-        plan = WrapPlan.from_dict(planned["plan"])
-        trainable, numel = sum(unit.trainable_numel for unit in plan.units), sum(unit.numel for unit in plan.units)
-        words += f"; {count(trainable)} of {count(numel)} parameters train"
+        words += f"; {_trainable(planned)} parameters train"
+        for begin, later in list(plans_by_begin(planned).items())[1:]:
+            words += f", from step {begin + 1} on {_trainable(later)}"
     return words
+
+
+def _trainable(planned: Mapping[str, Any]) -> str:
+    plan = WrapPlan.from_dict(planned["plan"])
+    trainable, numel = sum(unit.trainable_numel for unit in plan.units), sum(unit.numel for unit in plan.units)
+    return f"{count(trainable)} of {count(numel)}"
 
 
 def _policy(values: Mapping[str, Any], planned: Mapping[str, Any]) -> str:
@@ -127,15 +135,37 @@ def with_batch_of(planned: Mapping[str, Any], cost: Estimate) -> Estimate:
     return replace(cost, batch_peak=from_plain(Memory, values["batch_peak"]), batch=str(values.get("batch")))
 
 
+def plan_sections(
+    plans: Mapping[int, Mapping[str, Any]],
+    params: Mapping[str, Any],
+    result: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+) -> str:
+    """Return what plan.json holds, phase by phase; empty without it. plans: by the steps that are done before a phase.
+
+    Of the phases but the last, what a step sent stands beside the plan; the last one's is in a table of its own.
+    """
+    html = ""
+    begins = list(plans)
+    for begin, end in zip(begins, [*begins[1:], None], strict=True):
+        if len(plans) > 1:
+            html += f"<h3>From step {begin + 1} on</h3>"
+        of_phase = [row for row in rows if begin < row["step"] and (end is None or row["step"] <= end)]
+        if end is not None and of_phase:
+            predicted = (plans[begin].get("estimate") or {}).get("wire_bytes", 0)
+            measured = of_phase[-1].get("wire_bytes", 0)
+            html += note(f"sent in a step: {size(measured)}, predicted {size(predicted)}")
+        html += plan_section(plans[begin], params, result if end is None else {}, of_phase)
+    return html
+
+
 def plan_section(
     planned: Mapping[str, Any], params: Mapping[str, Any], result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> str:
-    """Return what plan.json holds, as figures, pictures and a table; empty without one.
+    """Return a plan with its cost, as figures, pictures and a table.
 
     The peaks that were predicted for the longest batch and for the batches that ran are both named, with the measured.
     """
-    if not planned:
-        return ""
     plan = WrapPlan.from_dict(planned["plan"])
     values = params.get("train") or {}
     train = TrainParams.from_dict({name: values[name] for name in STEP_FIELDS if name in values})

@@ -52,7 +52,7 @@ Types = Mapping[str, type | tuple[type, ...]]
 
 CALLERS_BYTES = 20_000
 """Bytes that the frames which lead to a rank's call may take in its log."""
-EVENT_KINDS = ("begun", "saved", "drill", "preempted", "requeued", "resumed", "stopped", "failed")
+EVENT_KINDS = ("begun", "phase", "saved", "drill", "preempted", "requeued", "resumed", "stopped", "failed")
 
 
 def open_own(path: PathLike, mode: str) -> IO[bytes]:

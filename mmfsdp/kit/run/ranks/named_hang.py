@@ -14,7 +14,8 @@ from ...hangs.order import StepOrder, step_order
 from ...hangs.own_loop import PLAN, order_in
 from ...hangs.stacks import Frame, main_stack
 from ...hangs.words import NO_ORDER, hang_words
-from ..files.folder import Row, last_bytes, log_paths, read_json
+from ..files.folder import Row, last_bytes, last_row, log_paths
+from ..files.plan_file import read_plan
 from ..files.reasons import COLLECTIVES, LOST_PEER
 from ..files.run_record import RunRecord, RunState, because, rank_statuses
 from ..files.snapshot import Snapshot
@@ -94,14 +95,14 @@ def _departure(folder: Path, record: RunRecord, order: StepOrder) -> Hang | None
 
 
 def order_of_run(folder: Path) -> StepOrder:
-    """Return the collectives of a step of a run, by its plan.json; none where it has no plan."""
+    """Return the collectives of the step that a run is in, by its plan.json; none where it has no plan."""
     sockets = sockets_here()
     own = order_in(sockets / PLAN) if sockets else None
     own = own or order_in(folder / "logs" / KEPT_PLAN)
     if own is not None:  # of a loop of one's own
         return own
-    values = read_json(folder / "plan.json") or {}
     try:
+        values = read_plan(folder, done=last_row(folder).get("step", 0))
         plan = WrapPlan.from_dict(values["plan"])
         params = RunParams.from_yaml(folder / "params.yaml")
         return step_order(plan, params.train, sources=len(params.data.sources()))
