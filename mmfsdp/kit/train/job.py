@@ -119,7 +119,7 @@ def train_phase(
     setup = TrainSetup(folder, params, model, optimizer, schedule, build_scaler(model), frozen)
     training = take_up(setup, run_plan, processor, device, beat, features, sources, data.loader if data else None)
     # After taking up: what an earlier phase, or the run that this one began with, has trained comes from a checkpoint.
-    before = checkpoint.frozen_checksums(model, lambda name: beat(f"wrapping: {name}"))
+    before = checkpoint.frozen_checksums(model, lambda name: beat(f"taking up: {name}"))
     result = train(training)
     after = checkpoint.frozen_checksums(model, lambda name: beat(f"trained: {name}"))
     changed = checkpoint.count_changed(before, after)

@@ -70,7 +70,7 @@ def report_html(folder: str | Path) -> str:
     look = Snapshot(folder, last_bytes=MAX_METRICS_BYTES)
     state = run_state(look)  # first: what is read after the end is all there is
     rows, record = look.rows(), look.record
-    newest = planned_after(planned, rows[-1]["step"] - 1 if rows else 0)
+    newest = planned_after(planned, rows[-1].get("step", 1) - 1 if rows else 0)
     estimate = newest.get("estimate") or {}
     sections: dict[str, Callable[[], str]] = {
         "": lambda: result_figures(result) + parent_line(params, result) + facts(params, planned, record, rows),

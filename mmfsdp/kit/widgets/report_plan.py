@@ -150,7 +150,7 @@ def plan_sections(
     for begin, end in zip(begins, [*begins[1:], None], strict=True):
         if len(plans) > 1:
             html += f"<h3>From step {begin + 1} on</h3>"
-        of_phase = [row for row in rows if begin < row["step"] and (end is None or row["step"] <= end)]
+        of_phase = [row for row in rows if begin < row.get("step", 0) and (end is None or row["step"] <= end)]
         if end is not None and of_phase:
             predicted = (plans[begin].get("estimate") or {}).get("wire_bytes", 0)
             measured = of_phase[-1].get("wire_bytes", 0)
