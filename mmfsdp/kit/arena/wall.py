@@ -12,6 +12,7 @@ from ...params import ParamError
 from ..run.files.folder import read_file
 from ..widgets.markup import page, shown, table_of_cells
 from .clock import MACHINE, PARAMETERS, RANKS
+from .report import billions
 from .result import LEVELS, Result, read_result
 
 RESULT, PROGRESS = "arena.json", "course.json"
@@ -89,26 +90,26 @@ def _exercises(path: Path) -> tuple[str, ...]:
 def wall(students: list[Student], title: str) -> str:
     """Return the page."""
     lessons = sorted({name.partition(".")[0] for student in students for name in student.exercises})
-    head = ["student", "a step", "largest model", *(level.name for level in LEVELS), *lessons, "points", "last file"]
+    head = ["student", "a step", "largest model", "points", *(level.name for level in LEVELS), *lessons, "last file"]
     rows = [_row(student, lessons) for student in students]
     about = (
-        f"<p>A step of {PARAMETERS / 1e9:.0f} B parameters on {RANKS} x {escape(MACHINE)}, as the arena plays it from "
-        "what was counted. Below the lessons: exercises passed.</p>"
+        f"<style>body {{max-width: none}}</style><p>A step of {billions(PARAMETERS)} parameters on {RANKS} x "
+        f"{escape(MACHINE)}, as the arena plays it from what was counted. Below the lessons: exercises passed.</p>"
     )
-    return page(title, about + table_of_cells([escape(name) for name in head], rows, label="class"))
+    return page(f"The arena: {title}", about + table_of_cells([escape(name) for name in head], rows, label="class"))
 
 
 def _row(student: Student, lessons: list[str]) -> str:
     result = student.result
     step = "" if result is None else "does not fit" if result.number is None else f"{result.number:.1f} ms"
     cells = [shown(student.name), step or ("refused" if student.refused else "")]
-    cells.append("" if result is None else f"{result.mine.memory.largest / 1e9:.1f} B")
+    cells.append("" if result is None else billions(result.mine.memory.largest))
+    cells.append(str(student.points))
     for level in LEVELS:
         cells.append("✓" if result and level.name in result.levels else "")
     for lesson in lessons:
         passed = sum(name.partition(".")[0] == lesson for name in student.exercises)
         cells.append(str(passed) if passed else "")
-    cells.append(str(student.points))
     when = datetime.fromtimestamp(student.newest, timezone.utc)
     cells.append(f"{when:%H:%M} UTC" if student.newest else "")
     html = "".join(f"<td>{cell}</td>" for cell in cells)
