@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +51,43 @@ def in_processes(
     limit_s: seconds after which they are killed, and TimeoutError is raised. Default: none.
     """
     multiprocessing.set_forkserver_preload(list(AHEAD_OF_FUNCTIONS))
+    if method == "forkserver":
+        start_fork_server()
+    others = multiprocessing.active_children()
     with tempfile.TemporaryDirectory() as folder:
         values = folder, dict(os.environ), work, args
-        started = mp.start_processes(_process, values, nprocs=number, join=False, start_method=method)
-        deadline = None if limit_s is None else time.monotonic() + limit_s
-        while not started.join(None if deadline is None else max(deadline - time.monotonic(), 0)):
-            if deadline is not None and time.monotonic() >= deadline:
-                for process in started.processes:
+        try:
+            started = mp.start_processes(_process, values, nprocs=number, join=False, start_method=method)
+            deadline = None if limit_s is None else time.monotonic() + limit_s
+            while not started.join(None if deadline is None else max(deadline - time.monotonic(), 0)):
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise TimeoutError(f"the processes have not ended within {limit_s:.0f} s")
+        except BaseException:  # also Ctrl-C, which they ignore, and which may come while they are started
+            for process in multiprocessing.active_children():
+                if process not in others:
                     process.kill()
-                raise TimeoutError(f"the processes have not ended within {limit_s:.0f} s")
+            raise
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(number)]
 
 
+def start_fork_server() -> None:
+    """Start the process that ranks are forked from, so that it and they ignore Ctrl-C, which a terminal sends to all.
+
+    It ignores it by itself only once its imports are done; before, they would end in a traceback.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        forkserver.ensure_running()  # only the main thread sets what becomes of a signal
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _process(rank: int, folder: str, environment: dict[str, str], work: Callable[..., Any], args: tuple) -> None:
+    if not os.path.isdir(folder):  # who asked for this process was interrupted, and does not wait for it
+        return
     os.environ.clear()  # a fork server has the environment of the time when it began
     os.environ.update(environment)
     torch.set_num_threads(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -94,6 +95,10 @@ def load(name_or_path: str) -> RunParams:
         return RunParams.from_yaml(PRESETS / f"{name_or_path}.yaml")
     if Path(name_or_path).is_file():
         return RunParams.from_yaml(name_or_path)
+    if Path(name_or_path).is_dir():
+        name = shlex.quote(name_or_path)
+        words = f"{name_or_path!r} is a folder; `mmfsdp new my.yaml --pictures {name}` writes a configuration for the"
+        raise ParamError("config", f"{words} pictures in it; of a run, give {name}/params.yaml")
     hint = did_you_mean(name_or_path, preset_names())
     raise ParamError("config", f"{name_or_path!r} is neither a file nor a preset{hint}")
 

@@ -2,17 +2,38 @@
 
 import json
 import os
+import shlex
+from pathlib import Path
 
 import pytest
 
+import mmfsdp
 from mmfsdp.kit import cli
+from mmfsdp.kit.cli.flags import MAIN_FLAGS, read_words
 from tests.processes import in_fresh_python
 
 BENCHES = ["bench wrap", "bench step"]
 WITH_FLAGS = ["plan", "verify", "run", "launch", "sweep", "resume"]
 ONE_WORD = ["watch", "status", "cancel", "drill", "caption", "report", "resume"]
-MISTAKES = ("nothing'", "is missing", "is there twice", "is not", "invalid choice", "required", "should be")
+MISTAKES = (
+    *("nothing'", "is missing", "is there twice", "is not", "invalid choice", "required", "should be"),
+    *("is neither", "is a folder", "one word too many", "give only one"),
+)
 """Each answer to a mistake has one of these words."""
+FIRST_TRIES = {
+    "tiny": "'tiny' is not a command but a preset; `mmfsdp plan tiny` plans it, `mmfsdp run tiny` trains it",
+    "my.yaml": "'my.yaml' is not a command but a file; `mmfsdp plan my.yaml` plans it",
+    "plan": "config: is missing: name what to train, as in `mmfsdp plan tiny`",
+    "run": "config: is missing: name what to train, as in `mmfsdp run tiny`",
+    "launch --train.steps 300": "config: is missing: name what to train, as in `mmfsdp launch tiny`",
+    "verify": "config: is missing: name what to train, as in `mmfsdp verify tiny`",
+    "plan tinny": "'tinny' is neither a file nor a preset; did you mean tiny?",
+    "plan pictures": "'pictures' is a folder; `mmfsdp new my.yaml --pictures pictures` writes a configuration for the",
+    "plan tiny --config tiny": "--config: and 'tiny' are two configurations; give only one",
+    "plan --train.steps 3 tiny": "'tiny' is one word too many; a preset or a file stands directly after the command",
+    "run tiny small": "'small' is one word too many; a preset or a file stands directly after the command",
+}
+"""Wrong first commands of a newcomer, and what they are answered."""
 CODE = """
 import contextlib, io, json, sys
 from mmfsdp.kit import cli
@@ -28,7 +49,7 @@ json.dump([answers, [name for name in ("torch", "transformers") if name in sys.m
 
 def lines() -> list[str]:
     """What a newcomer types."""
-    typed = ["", "--help", "-h", "pln", "bench"]
+    typed = ["", "--help", "-h", "pln", "bench", *FIRST_TRIES]
     for command in [*cli.COMMANDS, *BENCHES]:
         typed += [f"{command} --help", f"{command} --wrong-flag"]
     for command in WITH_FLAGS:
@@ -49,6 +70,8 @@ def answers(tmp_path_factory):
     """What each line is answered, by one process that has imported no torch."""
     environment = os.environ | {"COLUMNS": "80"}
     nothing = tmp_path_factory.mktemp("nothing")
+    (nothing / "my.yaml").touch()
+    (nothing / "pictures").mkdir()
     found, imported = json.loads(in_fresh_python(CODE, input=json.dumps(lines()), env=environment, cwd=nothing))
     assert imported == [], "an answer about words needs no torch"
     return found
@@ -67,11 +90,32 @@ def test_a_line_is_answered_at_80_columns(answers, line):
         assert any(words in err for words in MISTAKES)
 
 
+@pytest.mark.parametrize("line", FIRST_TRIES)
+def test_a_wrong_first_command_is_told_the_right_one(answers, line):
+    assert FIRST_TRIES[line] in answers[line][2]
+
+
+@pytest.mark.parametrize("command", cli.EXAMPLES)
+def test_an_example_of_the_help_is_understood(answers, command):
+    help_text = " ".join(answers[f"{command} --help"][1].split())
+    for example in cli.EXAMPLES[command]:
+        assert f"mmfsdp {example}" in help_text
+        assert read_words(cli.build_parser(), shlex.split(example)).call.__name__ == command
+
+
+def test_the_version_and_what_answers_it(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith(f"mmfsdp {mmfsdp.__version__} from {Path(mmfsdp.__file__).parent}")
+
+
 @pytest.mark.parametrize("command", WITH_FLAGS)
 def test_help_opens_with_what_matters_and_help_all_has_the_rest(answers, command):
     short, whole = answers[f"{command} --help"][1], answers[f"{command} --help-all"][1]
     assert "--fsdp.frozen-policy" in short and "--train.schedule" not in short
-    assert short.count("\n") < 100
+    for flag in ("--fsdp.frozen-dtype", "--fsdp.memory-budget-gib"):
+        assert flag in short
+    assert " ".join(short.split()).count("(default: ") >= len(MAIN_FLAGS)
+    assert short.count("\n") < 130
     assert "--train.schedule" in whole and "--launch.constraint" in whole
     assert "Default" in whole
 

@@ -5,10 +5,12 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from mmfsdp.kit import cli
-from mmfsdp.kit.cli import interrupts
+from mmfsdp.kit.cli import interrupts, parser
+from tests.waiting import until
 
 CODE = """
 import os, signal, sys
@@ -38,6 +40,30 @@ def test_ctrl_c_while_the_command_is_imported_ends_it_in_one_line():
     assert "nothing" in goes_on.stdout + goes_on.stderr, "a shell's job in the background ignores it"
 
 
+@pytest.mark.real
+def test_ctrl_c_at_a_late_import_and_while_ranks_are_started_ends_in_one_line(tmp_path):
+    late = CODE.format(handler="signal.default_int_handler").replace('"runs", "nothing"', '"plan", "tiny"')
+    ended = subprocess.run([sys.executable, "-c", late, "transformers"], capture_output=True, text=True, cwd=tmp_path)
+    assert ended.returncode == 130 and "Traceback" not in ended.stderr
+    assert ended.stderr.splitlines()[1:] == ["", "mmfsdp: interrupted"], "below what the command says it does"
+
+    # A terminal sends Ctrl-C to all processes: the fork server is importing, and no rank is forked yet.
+    code = "import sys; from mmfsdp.kit import cli; sys.argv[1:] = ['verify', 'tiny']; sys.exit(cli.main())"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True
+    ) as verify:
+        until(lambda: any("forkserver" in " ".join(child.cmdline()) for child in children(verify)))
+        os.killpg(verify.pid, signal.SIGINT)
+        _, said = verify.communicate(timeout=240)  # its end of file: no rank and no fork server is left
+    assert verify.returncode == 130 and "Traceback" not in said
+    assert said.splitlines()[-1] == "mmfsdp: interrupted"
+
+
+def children(process: subprocess.Popen) -> list[psutil.Process]:
+    """The processes below another one."""
+    return psutil.Process(process.pid).children(recursive=True)
+
+
 def test_an_error_that_a_library_makes_of_ctrl_c_is_no_fault_of_the_package(monkeypatch, capsys):
     def runs(_):
         try:
@@ -45,7 +71,7 @@ def test_an_error_that_a_library_makes_of_ctrl_c_is_no_fault_of_the_package(monk
         except KeyboardInterrupt:
             raise RecursionError("of a module that was half imported") from None
 
-    monkeypatch.setattr(cli, "runs", runs)
+    monkeypatch.setattr(parser, "runs", runs)
     monkeypatch.setattr(interrupts, "_noted", [])
     before = signal.signal(signal.SIGINT, interrupts.note)
     try:

@@ -9,6 +9,7 @@ from jsonschema import Draft202012Validator, ValidationError, validate
 from PIL import Image
 
 from mmfsdp.kit import cli
+from mmfsdp.kit.cli import parser
 from mmfsdp.kit.run.files.folder import MetricsWriter
 from mmfsdp.kit.run.files.reasons import MEMORY
 from mmfsdp.kit.run.files.run_record import RunRecord, RunState, Status, because, write_status
@@ -140,7 +141,7 @@ def test_a_bug_and_ctrl_c_are_objects_too(folder, capsys, monkeypatch):
             print("said before")
             raise error
 
-        monkeypatch.setattr(cli, "runs", runs)
+        monkeypatch.setattr(parser, "runs", runs)
         (failure,) = answers(["runs"], capsys, status=code)
         assert failure["error"]["kind"] == kind and failure["error"]["exit_code"] == code
 

@@ -1,6 +1,7 @@
 """Weights of the hub for nodes without internet: fetched once, and a job that would miss them is not submitted."""
 
 import json
+import os
 
 from mmfsdp.kit.run.hub_cache import hub_weights, is_offline
 from mmfsdp.kit.run.slurm.slurm import sbatch_text
@@ -39,3 +40,22 @@ def test_a_job_does_not_ask_the_hub_unless_somebody_says_so_or_has_own_code():
     step = load("tiny").change(**{"launch.executor": "srun"})
     assert is_offline(step) and not is_offline(step.change(**{"launch.hub_offline": False}))
     assert not is_offline(load("tiny")), "here"
+
+
+def test_a_command_says_that_it_asks_the_hub_and_does_not_wait_for_one_that_does_not_answer(tmp_path):
+    code = """
+from huggingface_hub import hf_hub_download
+from mmfsdp.kit.run.hub_cache import tell_of_hub
+for _ in range(2):
+    tell_of_hub(print)
+for file in ("config.json", "tokenizer.json"):
+    try:
+        hf_hub_download("ann/model", file)
+    except OSError as error:
+        print(type(error).__name__)
+"""
+    nobody = "http://127.0.0.1:9"  # the port of discard, which no machine serves
+    here = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    said = in_fresh_python(code, env=here | {"HF_HOME": str(tmp_path), "HF_ENDPOINT": nobody}).splitlines()
+    assert said[0] == f"asking {nobody}" and said[1].startswith("it does not answer (") and "refused" in said[1]
+    assert said[2:] == ["LocalEntryNotFoundError"] * 2, "said once, and no file is tried again and again"

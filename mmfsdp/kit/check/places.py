@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ...params.variables import backbone_cache
 from ..run.error_kinds import SHM as SHARED_MEMORY
-from ..run.hub_cache import cache, is_cached
+from ..run.hub_cache import cache, is_cached, why_no_answer
 
 PROBE_BYTES = 16 << 20
 """Bytes that are written into a folder and deleted: a quota shows only then."""
-HUB_TIMEOUT_S = 5.0
 RUN_FOLDER, CACHE, HUB_CACHE, TEMPORARY, SHM = "run folder", "cache", "hub cache", "temporary files", "shared memory"
 
 
@@ -68,17 +65,5 @@ def hub_facts(names: Iterable[str], *, ask: bool = True) -> dict[str, Any]:
 
     found: dict[str, Any] = {"address": constants.ENDPOINT, "cache": cache(), "offline": constants.HF_HUB_OFFLINE}
     found["missing"] = [name for name in names if not is_cached(name)]
-    found["unreachable"] = "" if constants.HF_HUB_OFFLINE or not ask else _error_of(constants.ENDPOINT)
+    found["unreachable"] = "" if constants.HF_HUB_OFFLINE or not ask else why_no_answer(constants.ENDPOINT)
     return found
-
-
-def _error_of(address: str) -> str:
-    """Return why a web server does not answer; "" if it does."""
-    request = urllib.request.Request(address, method="HEAD")
-    try:
-        urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S).close()
-    except urllib.error.HTTPError:
-        return ""  # an answer
-    except (OSError, ValueError) as error:
-        return str(getattr(error, "reason", None) or error)
-    return ""

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from ...params import ParamError
 from ...params.variables import with_variables
 from ..run.files.run_record import TRAIN
-from ..run.hub_cache import cache, fetch_weights, hub_weights
+from ..run.hub_cache import cache, fetch_weights, hub_weights, tell_of_hub
 from ..run.pretraining import ensure_backbones, pretrains
 from ..run.watch import ProgressBar
-from .flags import params_of
-from .planning import CHECKING, say
+from .planning import CHECKING, chosen_params, say
 
 
 def fetch(values: Namespace) -> int:
     """Bring the weights, the tokenizer and the data of a run into the caches of this machine; start nothing."""
-    if values.run_config and values.config:
-        raise ParamError("--config", f"and {values.run_config!r} are two configurations; give only one")
-    values.config = values.config or values.run_config
-    params = with_variables(params_of(values))
+    params = with_variables(chosen_params(values))
+    tell_of_hub(say)
     fetch_weights(params, say)
     if pretrains(params, TRAIN):
         ensure_backbones(params, ProgressBar())

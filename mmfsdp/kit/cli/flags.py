@@ -11,14 +11,15 @@ import shutil
 import types
 from collections.abc import Iterator, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any, NoReturn, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from ...params.base import ParamError, Params, did_you_mean, read_yaml
+from ...params.base import ParamError, Params, did_you_mean, plain, read_yaml
 from ...params.in_words import WIDTH
 from ...params.own import names_own_code
-from ...params.run import RunParams, load
+from ...params.run import RunParams, load, preset_names
 
 MAIN_FLAGS = (
     "model.kind",
@@ -37,6 +38,8 @@ MAIN_FLAGS = (
     "fsdp.backend",
     "fsdp.sharding_strategy",
     "fsdp.frozen_policy",
+    "fsdp.memory_budget_gib",
+    "fsdp.frozen_dtype",
     "fsdp.mixed_precision",
     "fsdp.activation_checkpointing",
     "launch.name",
@@ -55,14 +58,29 @@ ENTRY = re.compile(r"--[\w.-]+\.\d+\.[\w.-]+")
 """A flag of an entry of a list, such as --data.more.0.weight."""
 
 
+class _Help(argparse.HelpFormatter):
+    """Help whose texts keep their line ends, as of examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = []
+        for line in text.splitlines():
+            before = " " * (len(line) - len(line.lstrip()))
+            lines.append(super()._fill_text(line, width, indent + before))
+        return "\n".join(lines)
+
+
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises ParamError for a mistake, and whose help fits 80 columns."""
 
+    takes_config = False
+    """A word directly after the command is its --config."""
+
     def __init__(self, **options: Any):
+        self.commands: dict[str, Parser] = {}
         columns = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
 
         def formatter(prog: str) -> argparse.HelpFormatter:
-            return argparse.HelpFormatter(prog, max_help_position=22, width=columns)
+            return _Help(prog, max_help_position=22, width=columns)
 
         super().__init__(allow_abbrev=False, formatter_class=formatter, **options)
         # argparse's own pattern has no exponent, so it takes -1e-3 for an option.
@@ -79,15 +97,19 @@ class Parser(argparse.ArgumentParser):
 
 def read_words(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
     """Return the values of a command's words. Raise ParamError that names an unknown option, and the nearest one."""
-    plain = []
+    spelled = []
     for word in words:
         if word == "--":
             continue
         if word.startswith("--"):  # --train.batch_size is --train.batch-size
             name, equals, value = word.partition("=")
             word = name.replace("_", "-") + equals + value
-        plain.append(word)
-    values, others = parser.parse_known_args(plain)
+        spelled.append(word)
+    command = parser.commands.get(words[0]) if words else None
+    config = None
+    if command is not None and command.takes_config and len(spelled) > 1 and not spelled[1].startswith("-"):
+        config = spelled.pop(1)
+    values, others = parser.parse_known_args(spelled)
     values.entries = {}
     while others and ENTRY.fullmatch(others[0].partition("=")[0]):
         flag, equals, value = others[0].partition("=")
@@ -100,15 +122,34 @@ def read_words(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
     if others:
         word = next((word for word in others if word.startswith("-")), others[0])
         if not word.startswith("-"):
-            raise ParamError("command line", f"{word!r} is one word too many; remove it")
+            raise _too_many(word, command)
         known = values.parser.known_words() if hasattr(values, "parser") else parser.known_words()
         raise ParamError("command line", f"{word} is not an option{did_you_mean(word.partition('=')[0], known)}")
+    if config is not None:
+        if values.config:
+            raise ParamError("--config", f"and {config!r} are two configurations; give only one")
+        values.config = config
     return values
 
 
-def add_flags(parser: Parser) -> None:
-    """Add --config, a flag for each field of RunParams, and --help-all, which shows them all."""
-    parser.add_argument("--config", metavar="C", help="a YAML file or the name of a preset; flags change its values")
+def _too_many(word: str, command: Parser | None) -> ParamError:
+    """Return the error of a word that nothing takes."""
+    fix = "remove it"
+    if command is not None and command.takes_config and (word in preset_names() or Path(word).is_file()):
+        fix = "a preset or a file stands directly after the command, before all flags"
+    return ParamError("command line", f"{word!r} is one word too many; {fix}")
+
+
+def add_flags(parser: Parser, *, takes_config: bool = False) -> None:
+    """Add --config, a flag for each field of RunParams, and --help-all, which shows them all.
+
+    takes_config: the command takes C directly after it, too.
+    """
+    parser.takes_config = takes_config
+    about = "a YAML file or the name of a preset; flags change its values"
+    if takes_config:
+        about += ". The same as C directly after the command"
+    parser.add_argument("--config", metavar="C", help=about)
     parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all flags and exit")
     groups = {section: parser.add_argument_group(title) for section, title in TITLES.items()}
     for name, field in fields(RunParams):
@@ -116,7 +157,7 @@ def add_flags(parser: Parser) -> None:
         # Shown by --help-all, which puts the text back.
         text = " ".join((field.description or "").split()).replace("%", "%%")
         options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
-        shown = _first_sentence(text) if name in MAIN_FLAGS else argparse.SUPPRESS
+        shown = _short_help(text, field) if name in MAIN_FLAGS else argparse.SUPPRESS
         if field.annotation is bool:
             group.add_argument(flag, action="store_const", const=True, help=shown, **options).full_help = text  # type: ignore[attr-defined]
             section, _, last = flag.rpartition(".")
@@ -198,5 +239,9 @@ def _metavar(field: FieldInfo) -> str:
     return words.get(kind, "TEXT")
 
 
-def _first_sentence(text: str) -> str:
-    return re.split(r"\.\s+(?=[A-Z])", text)[0].removesuffix(".")
+def _short_help(text: str, field: FieldInfo) -> str:
+    """Return the first sentence of a field's help, and the one that says its default; else the default itself."""
+    first, *others = re.split(r"\.\s+(?=[A-Z])", text.removesuffix("."))
+    words = next((sentence for sentence in others if sentence.startswith("Default ")), "")
+    words = words.removeprefix("Default ") or str(plain(field.get_default(call_default_factory=True)))
+    return f"{first} (default: {words})"

@@ -17,6 +17,7 @@ from ...params import BackboneSource, ModelKind, ParamError, RunParams, load
 from ...params.base import plain, without_controls
 from ...params.findings import Finding
 from ...params.in_words import WIDTH
+from ..run.hub_cache import tell_of_hub
 from .json_output import reply
 from .planning import say
 
@@ -51,6 +52,7 @@ def new(values: Namespace) -> int:
         raise ParamError("file", f"{values.file!r} is in a folder that does not exist; make {target.parent} first")
     base, comments = base_params(values)
     say("looking at the data")
+    tell_of_hub(say)
     from ..data.sources.detect import detect
 
     found = detect(values.pictures)

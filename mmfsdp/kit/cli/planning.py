@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...core.plan import WrapPlan
-from ...params import LaunchParams, RunParams
+from ...params import LaunchParams, ParamError, RunParams, preset_names
 from ...params.findings import Finding
 from ...params.in_words import WIDTH
 from ...params.phases import Phase, phases_of
+from ..run.hub_cache import tell_of_hub
 from ..run.watch import ProgressBar
 from .flags import params_of
 from .json_output import reply
@@ -42,12 +43,27 @@ def say(text: str) -> None:
     print(f"{text} ...", file=sys.stderr, flush=True)
 
 
+def chosen_params(values: Namespace, *, default: RunParams | None = None) -> RunParams:
+    """Return the parameters that a command's words say. Raises ParamError for a mistake, and if they name no model.
+
+    default: of which the words change some.
+    """
+    params = params_of(values, default=default)
+    names_model = any(name.startswith("model.") for name in (*vars(values), *values.entries))
+    if default is None and not values.config and not names_model:
+        example = "tiny" if values.parser.takes_config else "--config tiny"
+        words = f"is missing: name what to train, as in `mmfsdp {values.call.__name__} {example}`. It is a YAML file,"
+        raise ParamError("config", f"{words} such as `mmfsdp new` writes, or a preset: {', '.join(preset_names())}")
+    return params
+
+
 def plan(values: Namespace) -> int:
     """Print the plan and its cost, of each phase; with --machine the seconds of a step and every mesh.
 
     Returns 1 where the lint found errors.
     """
-    params = params_of(values)
+    params = chosen_params(values)
+    tell_of_hub(say)
     say("planning: a model without weights, a step on tensors without data")
     phases = phases_of(params)
     plans = [planned_phase(phase, values.machine) for phase in phases]
@@ -112,7 +128,8 @@ def on_machine(name: str | None, planned: WrapPlan, params: RunParams) -> tuple[
 
 def verify(values: Namespace) -> int:
     """Check a training on two ranks of the CPU, and print a line for each check. Returns 1 if one finds a fault."""
-    params = params_of(values)
+    params = chosen_params(values)
+    tell_of_hub(say)
     say("verifying: two steps on two CPU ranks and in one process, a kill, a resume, an export")
     pretrain(params)
     from ..verify.from_params import verify_run
@@ -129,6 +146,7 @@ def verify(values: Namespace) -> int:
 def prepare_run(params: RunParams, *, activations: bool = False) -> Prepared:
     """Check and plan a run, and return it. Raises ParamError for what stops a launch."""
     say(CHECKING)
+    tell_of_hub(say)
     from ..train.prepare import prepare
 
     return prepare(params, activations=activations)

@@ -11,6 +11,7 @@ from typing import Any
 from ...params import ParamError, RunParams, TrackerKind
 from ...params.base import read_yaml, without_controls
 from ..run.handle import Run
+from ..run.hub_cache import tell_of_hub
 from ..run.launch import launch as start_run
 from ..run.launchers.registry import check_no_replay, launcher_for
 from ..run.rank_count import trains_on, with_ranks
@@ -21,7 +22,7 @@ from ..run.trouble import headline, troubles
 from ..run.trust import UntrustedRun, check_trusted, own_code_of
 from ..run.watch import follow as lines_of
 from .flags import params_of
-from .planning import CHECKING, prepare_run, run_folder, say, show_finding
+from .planning import CHECKING, chosen_params, prepare_run, run_folder, say, show_finding
 
 
 def count(text: str) -> int:
@@ -54,6 +55,7 @@ def launch(values: Namespace) -> int:
     if values.dry_run:
         return dry_run(params)
     say(CHECKING)
+    tell_of_hub(say)
     started = start_run(params, tell=show_finding)
     print(f"{started.path}: started; follow it with `mmfsdp watch {quote(str(started.path))}`\n{trains_on(params)}")
     return 0
@@ -65,7 +67,7 @@ def stage_params(values: Namespace) -> RunParams:
     The flags change them; --config takes their place.
     """
     if not hasattr(values, "start"):
-        return params_of(values)
+        return chosen_params(values)
     start = run_folder(values.start)
     is_checkpoint = start.parent.name == "checkpoints"
     parent = Run.open(start.parent.parent if is_checkpoint else start)
@@ -105,6 +107,7 @@ def resume(values: Namespace) -> int:
         except UntrustedRun as error:
             raise shown(error, resumed.path) from None
     say(CHECKING)
+    tell_of_hub(say)
     resumed.resume(step=values.step, params=params, trust=values.trust, fresh_code=values.fresh_code, tell=show_finding)
     show(trains_on(params))
     return follow(resumed.path) or finish(resumed.path)
@@ -214,8 +217,9 @@ def sweep(values: Namespace) -> int:
         if field in grid:
             raise ParamError("grid", f"{field} is there twice; write {field}=A,B")
         grid[field] = choices
-    chosen = params_of(values)
+    chosen = chosen_params(values)
     say(CHECKING)
+    tell_of_hub(say)
     params = with_ranks(chosen)
     started = start_sweep(params, grid=grid, at_once=values.at_once, tell=show_finding)
     print(f"{started.path}: {len(started.members)} runs, {values.at_once} at a time\n{trains_on(chosen)}", flush=True)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ...params import GENERATED, BackboneSource, ParamError, RunParams
 from ...params.own import own_fields
 from ...params.run import with_cluster
 from .files.folder import read_json
 
+HUB_TIMEOUT_S = 5.0
+"""Seconds in which the hub must answer."""
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 """Configuration, tokenizer and processor."""
@@ -109,3 +115,55 @@ def fetch_weights(params: RunParams, say: Callable[[str], object]) -> None:
         except (OSError, ValueError) as error:
             words = " ".join(str(error).split())[:400]
             raise ParamError(field, f"{name!r} cannot be fetched from the hub ({words})") from None
+
+
+def why_no_answer(address: str) -> str:
+    """Return why a web server does not answer within HUB_TIMEOUT_S; "" if it does."""
+    reasons: list[str] = []
+
+    def ask() -> None:
+        request = urllib.request.Request(address, method="HEAD")
+        try:
+            urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S).close()
+            reasons.append("")
+        except urllib.error.HTTPError:
+            reasons.append("")  # an answer
+        except (OSError, ValueError) as error:
+            reasons.append(str(getattr(error, "reason", None) or error))
+
+    # The timeout of urllib does not hold for the search of the address, which may take minutes.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(HUB_TIMEOUT_S)
+    return reasons[0] if reasons else f"no answer in {HUB_TIMEOUT_S:g} s"
+
+
+class _FirstRequest:
+    """Say before the first request of this process that it asks the hub, and go offline if the hub does not answer."""
+
+    def __init__(self, say: Callable[[str], object]):
+        self.say, self.asked = say, False
+
+    def __call__(self, request: Any) -> None:
+        from huggingface_hub import constants
+
+        if self.asked or constants.HF_HUB_OFFLINE:
+            return
+        self.asked = True
+        self.say(f"asking {constants.ENDPOINT}")
+        if reason := why_no_answer(constants.ENDPOINT):
+            constants.HF_HUB_OFFLINE = True
+            self.say(f"it does not answer ({reason}); going on with what the hub's cache here holds")
+
+
+def tell_of_hub(say: Callable[[str], object]) -> None:
+    """Have this process say when it asks the hub for the first time, and go on offline if the hub does not answer.
+
+    Else huggingface_hub tries again for half a minute for each file, also for one that is in its cache.
+    """
+    from huggingface_hub import get_session
+
+    session = get_session()
+    before = session.event_hooks.get("request", [])
+    if not any(isinstance(hook, _FirstRequest) for hook in before):
+        session.event_hooks = session.event_hooks | {"request": [_FirstRequest(say), *before]}
