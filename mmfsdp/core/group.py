@@ -106,7 +106,7 @@ class FrozenAware:
         self.trace, self.calls = trace, trace.calls
         self.first_names = {p: name for name, p in model.named_parameters()}
         self.modules = dict(model.named_modules())
-        """By first name: a module that is in several places belongs to the first."""
+        """Modules by their first name: a module that is in several places belongs to the first."""
         self.never_merged: set[str] = set()
         """Modules whose groups stay as they are: layers, parts of layers, and modules around layers."""
 

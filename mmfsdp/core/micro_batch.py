@@ -18,7 +18,7 @@ from .model_record import record_of
 from .names import class_name, unwrapped
 
 IGNORED_LABEL = -100
-"""Of a position without loss, as in torch's cross-entropy and in transformers."""
+"""Label of a position without loss, as in torch's cross-entropy and in transformers."""
 OWN_LABELS = ("ForMaskedLM", "ForTokenClassification")
 """transformers' names of losses that predict the label of each position. A causal model predicts the next one."""
 ONE_ROW_A_SAMPLE = ("input_ids", "labels", "inputs_embeds", "decoder_input_ids")

@@ -20,9 +20,10 @@ CLOSURE = (
     "so choose an optimizer with step() alone: adamw, muon, torch.optim:SGD"
 )
 SIDE = 64
-"""Of the matrix whose states are counted: large enough that a number for a step, or for a row, counts for little."""
+"""Side of the matrix whose states are counted: large enough that a number for a step, or for a row, counts for
+little."""
 MAX_DIFFERENCE = 1e-2
-"""Of a change by halves from the change of the whole, relative, that rounding may cause."""
+"""Relative difference between the change of two halves and the change of the whole that rounding may cause."""
 
 
 def optimizer_of(choice: OptimizerKind | OwnCode, groups: list[dict[str, Any]], *, lr: float) -> Optimizer:

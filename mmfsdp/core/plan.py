@@ -200,11 +200,11 @@ class MemoryEvent(NamedTuple):
     peak: int
     """Most bytes allocated at one time since the event before."""
     peak_without_grads: int
-    """The same without gradients of parameters."""
+    """Most bytes without gradients of parameters that were allocated at one time since the event before."""
     allocated: int
     """Bytes allocated at the event."""
     grads: int
-    """Of them, gradients of parameters."""
+    """Bytes of whole gradients of parameters among those allocated."""
 
 
 def ring_bytes(kind: str, nbytes: int, ranks: int) -> int:
@@ -228,7 +228,7 @@ class UnitCollectives:
     """forward or backward."""
     count: int
     bytes: int
-    """Of the full tensors, the parts of all ranks together."""
+    """Bytes of the full tensors: the parts of all ranks together."""
     ranks: int
     """The size of their process group."""
 
@@ -248,7 +248,7 @@ class WrapPlan:
     why: str = ""
     """The choice of AUTO, with its reason."""
     buffer_bytes: int = 0
-    """Of the model's buffers (position tables, batch-norm statistics), which every rank holds."""
+    """Bytes of the model's buffers (position tables, batch-norm statistics), which every rank holds."""
     memory_events: tuple[MemoryEvent, ...] = ()
     """One micro-step of the example that the plan was made with; empty without one."""
     without_loss: bool = False
@@ -258,15 +258,15 @@ class WrapPlan:
     """Multiplications and additions that the example needs in matrix products, convolutions and attention, without what
     runs again (the numerator of MFU); 0 without an example. See `predict/work.py` for the convention."""
     hardware_flops: int = 0
-    """All that run, recomputation included (the numerator of HFU)."""
+    """Multiplications and additions that run, recomputation included (the numerator of HFU)."""
     attention_flops: int = 0
-    """Of hardware_flops, fused attention without the masked half of causal attention, which GPU kernels skip."""
+    """Part of hardware_flops: fused attention without the masked half of causal attention, which GPU kernels skip."""
     causal_flops: int = 0
-    """Of hardware_flops, that masked half."""
+    """Part of hardware_flops: the masked half of causal attention."""
     moved_bytes: int = 0
-    """Read and written by its other operators: norms, activations, casts, copies, losses."""
+    """Bytes that the example's other operators read and write: norms, activations, casts, copies, losses."""
     kernels: int = 0
-    """Its operators that run on the device."""
+    """Number of the example's operators that run on the device."""
     optimizer_states: float = OptimizerKind.ADAMW.states
     """Bytes that the optimizer, and a moving average, keep for each byte of a trainable parameter."""
 
@@ -391,7 +391,8 @@ class WrapPlan:
 # ---- the table that print(plan) shows ----
 
 MAX_SINGLE_LINES = 24
-"""In a plan of more units, units that differ only in the numbers of their names share a line."""
+"""Units of a plan that are printed a line each. In a larger plan, units that differ only in the numbers of their names
+share a line."""
 WITHOUT_LOSS = (
     "the example's forward returns no loss: FLOPs and peak are those of a backward from the sum of its outputs, "
     "without the loss itself. If the model computes the loss, give the example labels"

@@ -46,7 +46,18 @@ def plan_units(
 ) -> WrapPlan:
     """Return the plan with one policy for all frozen units. Its all-gathers are not counted yet.
 
-    `with_gathers` of predict/gathers.py counts them. Raises ParamError for what the units do not allow.
+    Args:
+        model: The plain model, quantized as it will be.
+        params: How to shard and gather.
+        policy: The policy of the frozen units; not AUTO.
+        grouped: What `trace_and_group` has found.
+        world_size: Number of ranks.
+
+    Returns:
+        The plan, without findings. `with_gathers` of predict/gathers.py counts its all-gathers.
+
+    Raises:
+        ParamError: If the number of ranks or the units do not allow one of `params`.
     """
     replicate, shard = mesh_shape(params, world_size)
     units = build_units(model, params, policy, grouped.groups, grouped.replicated, grouped.trace, shard=shard)

@@ -88,7 +88,7 @@ class PartsWatch:
         self.shard_group = shard_group_of(model)
         self.used = UsedParts(replica=self.shard_group.replica)
         self.unchecked: deque[Callable[[], object]] = deque()
-        """Of the newest steps on a GPU: each reads a step's figures, and raises if ranks differed in it."""
+        """Checks of the newest steps on a GPU: each reads a step's figures, and raises if ranks differed in it."""
         self.filled: set[Any] = set()
         """Parameters of FSDP2 without a gradient in this step, which were reduced as zeros with their unit."""
         self.handles: dict[str, Any] = {}

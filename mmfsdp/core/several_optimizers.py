@@ -21,7 +21,7 @@ class SeveralOptimizers(Optimizer):
         """Raise ParamError if a parameter is in two of them, or if there are none."""
         self.optimizers = optimizers
         self._owner: dict[torch.Tensor | int, Optimizer] = {}
-        """By parameter; and by the id of a group without parameters."""
+        """The optimizer of each parameter, and by its id that of each group without parameters."""
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 for p in group["params"] or [id(group)]:

@@ -372,7 +372,7 @@ class StepMetrics:
     figures: torch.Tensor
     """(len(FIGURES) + sources,) float64 on the CPU: FIGURES, then the mean losses of the sources."""
     arrived: torch.cuda.Event | None
-    """On a GPU, passed once the figures are there."""
+    """Event that a GPU passes once the figures are there; None on the CPU."""
     scaled: bool
     """A scaler multiplied the loss."""
     sources: list[str]
@@ -380,7 +380,7 @@ class StepMetrics:
     rank_tokens: int
     """Label tokens of this rank."""
     lr: float | torch.Tensor
-    """Of the optimizer's first group; a tensor if the optimizer has one."""
+    """Learning rate of the optimizer's first group; a tensor if the optimizer has one."""
     used: UsedParts = field(default_factory=UsedParts)
     """The parts of the model that this rank used."""
 

@@ -38,7 +38,7 @@ class Trace:
     returns_gradient: set[str] = field(default_factory=set)
     """Modules whose output requires a gradient."""
     uses: dict[str, set[frozenset[str]]] = field(default_factory=dict)
-    """By parameter (first name): for each of its uses, the set of modules whose forward was running."""
+    """Uses of each parameter, by its first name: for each use, the set of modules whose forward was running."""
 
     def first_start(self, modules: Iterable[str]) -> float:
         """Return the time at which the first of these modules begins; 0 if one of them does not run."""
@@ -58,8 +58,17 @@ def trace(
 ) -> Trace:
     """Run `model(**example)` with fake parameters; without an example, go by the order of registration.
 
-    also_trainable: frozen parameters that count as trainable. fsdp: with mixed precision, inputs are cast, as those of
-    units are. Raises ValueError if the model does not take the example.
+    Args:
+        model: The plain model, with or without weights; it is not changed.
+        example: Keyword arguments of one forward, or None.
+        also_trainable: Names of frozen parameters that count as trainable.
+        fsdp: With its mixed precision, inputs are cast to the dtype of the weights, as those of units are.
+
+    Returns:
+        The order in which modules run, how often they run, and the frozen parameters that backward passes through.
+
+    Raises:
+        ValueError: If the model does not take the example.
     """
     if example is None:
         return trace_registration(model, also_trainable=also_trainable)

@@ -87,11 +87,11 @@ class UnitBytes(NamedTuple):
     optimizer: int
     """States of the optimizer: of AdamW two moments (Kingma and Ba 2015) as large as what trains."""
     gradients: int
-    """Reduced ones."""
+    """Reduced gradients: this rank's part of them."""
     unreduced: int
     """Whole gradients, as backward computes them."""
     cast_shard: int
-    """A copy of its shard in the dtype of compute, where that differs from the dtype at rest."""
+    """A copy of the unit's shard in the dtype of compute, where that differs from the dtype at rest."""
     cast_gradient: int
     """A copy of a flat gradient in the dtype of the reduction."""
 

@@ -37,9 +37,22 @@ def build_units(
     *,
     shard: int,
 ) -> tuple[Unit, ...]:
-    """Return the units in the order in which they begin forward, the root's first.
+    """Make the units of a model.
 
-    policy: for frozen units; not AUTO. replicated: parameters that every rank must hold. shard: ranks of that axis.
+    Args:
+        model: The plain model.
+        fsdp: How to shard and gather.
+        policy: The policy of the frozen units; not AUTO.
+        groups: Lists of module names: each becomes a unit if a parameter is left for it.
+        replicated: Names of parameters of which every rank must hold all.
+        trace: The order of the modules, and the path of backward.
+        shard: Ranks along the shard axis of the mesh.
+
+    Returns:
+        The units in the order in which they begin forward: the root's first, the replicated parameters' last.
+
+    Raises:
+        ParamError: For a parameter of a dtype that no plan knows.
     """
     members = assign_parameters(model, fsdp, groups, replicated, trace)
     last = _last_units(model, [modules for modules, _ in members], trace)

@@ -85,10 +85,16 @@ def copy_from_rank0(model: nn.Module, device: torch.device, progress: Progress =
 def materialize(
     model: nn.Module, weights: WeightSource, device: torch.device, progress: Progress, parts: Sequence[str]
 ) -> None:
-    """Replace the meta tensors of some parts of a model by rank 0's weights on `device`. Tied tensors stay tied.
+    """Replace the meta tensors of some parts of a model by rank 0's weights. Tied tensors stay tied.
 
-    parts: dotted names of modules or parameters; an empty name is the model itself. progress: called with the name of
-    each tensor before it is made. Every rank must call it.
+    Every rank must call it.
+
+    Args:
+        model: The model, of which some tensors are on the meta device.
+        weights: The source of the weights. Only rank 0 asks it.
+        device: The device of the new tensors.
+        progress: Called with the name of each tensor before it is made.
+        parts: Dotted names of modules or parameters; an empty name is the model itself.
     """
     for names, tensor in named_tensors(model):
         if tensor.is_meta and (contains(parts, names) or not set(names).isdisjoint(parts)):
@@ -142,9 +148,16 @@ def set_tensor(model: nn.Module, names: list[str], value: torch.Tensor, *, like:
 def quantize_weights(
     model: nn.Module, fsdp: FSDPParams, weights: WeightSource | None, progress: Progress = str
 ) -> WeightSource | None:
-    """Quantize the model in place, as `quantize_model` does. Return the source of the weights that it has now.
+    """Quantize the model in place, as `quantize_model` does.
 
-    weights: of a model on the meta device.
+    Args:
+        model: The plain model.
+        fsdp: The format: `frozen_dtype`.
+        weights: The source of the weights of a model on the meta device; None for a model that has its weights.
+        progress: Called with the name of each matrix before it is quantized.
+
+    Returns:
+        The source of the weights that the model has now: codes and scales in the place of matrices.
     """
     transposed, form = quantize_model(model, fsdp, progress), format_of(fsdp)
     if weights is None or not transposed or form is None:
@@ -156,7 +169,7 @@ class QuantizedWeights:
     """Rank 0's weights, each matrix quantized as it is asked for: at most one of them is in memory."""
 
     def __init__(self, weights: WeightSource, transposed: dict[str, bool], form: Format) -> None:
-        """transposed: of each quantized matrix, by name."""
+        """Take the weights of a source. transposed: by the name of each quantized matrix, whether it is transposed."""
         self.weights = weights
         self.transposed = transposed
         self.form = form

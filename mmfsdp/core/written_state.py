@@ -69,9 +69,9 @@ class StateWatch:
         self.watched = False
         """The block was left, so that there is something to tell."""
         self.dropped: list[tuple[str, torch.Tensor]] = []
-        """Of each gathered parameter, each time that it is freed: its name, and whether it was written to."""
+        """A name for each time that a gathered parameter is freed, and whether it was written to."""
         self.compare_at_end: list[Callable[[], Digests]] = []
-        """For units that stay gathered between two micro-batches."""
+        """Comparisons of the units that stay gathered between two micro-batches."""
         self.replaced: list[tuple[Any, str]] = []
         """Methods of units, as (unit, name)."""
         self.before: Digests = {}

@@ -34,7 +34,7 @@ _lock = threading.RLock()
 _instead: ContextVar[Path | None] = ContextVar("_instead", default=None)
 """The copy of own code that `code_from` names."""
 _code: Path | None = None
-"""In a rank: the copy of the own code, which is first on sys.path."""
+"""The copy of the own code in a rank, which is first on sys.path; None elsewhere."""
 _loaded: dict[str, tuple[str, bytes]] = {}
 """Module -> its file, and the source that was executed."""
 _owner: ContextVar[str] = ContextVar("_owner", default="")

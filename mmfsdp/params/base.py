@@ -23,7 +23,7 @@ MAX_YAML_BYTES = 1 << 20
 MAX_YAML_SIZE, YAML_VALUE_SIZE = 1 << 26, 64
 """Characters of all texts of a YAML file together, once its aliases are replaced; and as how many a value counts."""
 MAX_YAML_BITS = 2048
-"""Of a whole number: Python writes no number with thousands of digits, not even into an error."""
+"""Bits of a whole number: Python writes no number with thousands of digits, not even into an error."""
 ANY_OTHER = object()
 """Stands for every value of a field but its default."""
 

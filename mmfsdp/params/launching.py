@@ -70,7 +70,7 @@ SRUN_FIELDS = {
     "time": "timeout_min",
 }
 SRUN_BREAKS = ("distribution", "export", "jobid", "kill-on-bad-exit", "multi-prog", "relative", "unbuffered")
-"""The same two for srun."""
+"""Options of srun that would break the launch."""
 
 SLURM_FIELDS = (
     "cluster", "nodes", "gpus_per_node", "gpus_as", "gres", "cpus_per_task", "mem", "slurm_cluster", "partition",
@@ -80,10 +80,10 @@ SLURM_FIELDS = (
 """The fields that have an effect on a Slurm cluster only."""
 
 STEP_FIELDS = ("cluster", "nodes", "gpus_per_node", "cpus_per_task", "host", "interface", "srun", "hub_offline")
-"""Those of them that have an effect with executor srun, too."""
+"""The fields of SLURM_FIELDS that have an effect with executor srun, too."""
 
 FIELDS_OF = {Executor.LOCAL: (), Executor.SLURM: SLURM_FIELDS, Executor.SRUN: STEP_FIELDS}
-"""Executor -> those of them that have an effect with it."""
+"""Executor -> the fields of SLURM_FIELDS that have an effect with it."""
 
 CPUS_BESIDE_A_GPU = 8
 """CPUs of a rank on a GPU, for its threads and data workers: Slurm gives one. Nodes have 8 to 16 for each GPU."""

@@ -39,7 +39,7 @@ class KindParams:
     frozen: tuple[str, ...] = ()
     """Patterns that are frozen unless `freeze` says otherwise."""
     frozen_with_lora: tuple[str, ...] = ()
-    """The same with LoRA adapters."""
+    """Patterns of what is frozen by default with LoRA adapters."""
     only_patterns: Mapping[str, str] = field(default_factory=dict)
     """Patterns that only models of this kind have parameters for, and the recipes that they come from."""
     chosen_by: str = ""

@@ -28,9 +28,22 @@ def choose_policies(
     train: TrainParams,
     cache: PlanCache,
 ) -> WrapPlan:
-    """AUTO: return the best plan found that fits `memory_budget_gib`, with a policy for each frozen unit.
+    """AUTO: search a policy for each frozen unit, so that the plan fits `memory_budget_gib` and sends least.
 
-    Raises ParamError if none is found.
+    Args:
+        model: The plain model, quantized as it will be.
+        params: How to shard and gather, with the budget.
+        grouped: What `trace_and_group` has found.
+        world_size: Number of ranks.
+        example: Keyword arguments of one forward, by which activations are counted.
+        train: The step whose peak and traffic are compared.
+        cache: Keeps the recording of the example.
+
+    Returns:
+        The best plan that was found; its `why` has the choice in words.
+
+    Raises:
+        ParamError: If no plan that was tried fits.
     """
     assert params.memory_budget_gib is not None  # FSDPParams refuses AUTO without it
     policies = (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE)

@@ -105,7 +105,7 @@ class BatchWork:
     """
 
     sizes: BatchSizes
-    """Of the plan's example."""
+    """Sizes of the plan's example."""
     needed: Polynomial | None
     """None if longer texts cannot be traced; then only batches of the example's sizes are counted."""
     executed: Polynomial | None

@@ -121,7 +121,7 @@ _ONE_NODE = {
     "mi300x": replace(_MI300X, bandwidth=313e9),
     "mi250x": replace(_MI250X, bandwidth=50e9),
 }
-"""By GPU, for ranks in one node, with the rate within it."""
+"""Machines by their GPU, for ranks in one node, with the rate within it."""
 
 
 def _across(gpu: str, network: str, bandwidth: float, *, latency: float = 3e-5) -> Machine:

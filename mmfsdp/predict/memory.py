@@ -17,7 +17,7 @@ from ..core.unit_rules import UnitBytesTable
 from ..params import BackwardPrefetch, Device, TrainParams
 
 MAX_MICRO_STEPS = 3
-"""That a walk passes: those between the first and the last are alike."""
+"""Micro-steps that a walk passes: those between the first and the last are alike."""
 
 
 @dataclass(frozen=True)
@@ -25,21 +25,21 @@ class Memory:
     """Bytes on one rank, by what they hold."""
 
     parameters: int
-    """At rest."""
+    """Parameters at rest."""
     module_buffers: int
     """The model's own buffers."""
     optimizer: int = 0
     """The optimizer's states: of AdamW two moments."""
     gradients: int = 0
-    """Reduced ones, and whole ones that wait for the last micro-step."""
+    """Reduced gradients, and whole ones that wait for the last micro-step."""
     gathered: int = 0
     """Unsharded parameters of the units that are gathered at one time."""
     buffers: int = 0
     """Inputs and outputs of all-gathers and reductions."""
     activations: int = 0
-    """With the batch, and gradients that are not reduced yet."""
+    """Activations, the batch, and gradients that are not reduced yet."""
     when: str = ""
-    """forward or backward of a unit; empty at rest."""
+    """The phase and the unit at which these bytes are held, such as `backward of layers.3`; empty at rest."""
 
     @property
     def bytes(self) -> int:
@@ -192,9 +192,9 @@ class StepWalk:
     gather_outputs: BytesOfUnits = field(default_factory=BytesOfUnits)
     """FSDP2: outputs of all-gathers that are not copied to the parameters yet."""
     copied_output: int = 0
-    """FSDP2: in forward, the last one that was copied."""
+    """FSDP2: bytes of the last output of an all-gather that forward copied to the parameters, and still holds."""
     reduce_input: int = 0
-    """FSDP2: of the last reduce-scatter."""
+    """FSDP2: bytes of the input of the last reduce-scatter."""
     accumulated: BytesOfUnits = field(default_factory=BytesOfUnits)
     """Whole gradients of earlier micro-steps."""
     reduced: BytesOfUnits = field(default_factory=BytesOfUnits)

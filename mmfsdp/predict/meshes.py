@@ -22,7 +22,7 @@ class Mesh:
     cost: Estimate
     times: Times
     fits: bool
-    """Its peak (without an example, all but activations) is within a rank's memory."""
+    """The peak (without an example, all but activations) is within a rank's memory."""
 
 
 def meshes(

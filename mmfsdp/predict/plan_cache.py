@@ -20,7 +20,7 @@ from ..params import FSDPParams
 from .memory_events import Recording, record_memory
 
 MAX_KEPT = 32
-"""Of each kind. A recording of hundreds of units takes less than a MiB."""
+"""Number of kept results of each kind. A recording of hundreds of units takes less than a MiB."""
 NOT_RECORDED = {
     *("frozen_policy", "memory_budget_gib", "sharding_strategy", "enable_fsdp"),
     *("dp_replicate", "dp_shard", "reduce_dtype", "cpu_offload", "backward_prefetch", "forward_prefetch"),

@@ -25,13 +25,14 @@ class Times:
     """Seconds of one optimizer step."""
 
     compute: float
-    """Of operations, and of dequantizing frozen matrices that rest in 8 or 4 bits."""
+    """Seconds of operations, and of dequantizing frozen matrices that rest in 8 or 4 bits."""
     memory: float
-    """To read the weights, as often as they are computed with, and the optimizer's states. With an example also what
-    all other operators read and write, and FSDP2's copies of what it gathers and reduces."""
+    """Seconds to read the weights, as often as they are computed with, and the optimizer's states. With an example also
+    what all other operators read and write, and FSDP2's copies of what it gathers and reduces."""
     network: float
     local: float
-    """Of the GPU alone: compute and memory, or what the host takes to launch the operators if that is longer."""
+    """Seconds of the GPU alone: compute and memory, or what the host takes to launch the operators if that is
+    longer."""
     overlapped: float
     """If all-gathers and reductions overlap with compute, except the first unit's."""
     inside: int = 0

@@ -59,7 +59,7 @@ class Timeline:
     gathered_spans: tuple[tuple[int, int, int], ...]
     """(order of the unit, first moment, last moment) of each time that a unit is unsharded or on its way."""
     micro_steps: int
-    """That are in it: at most MAX_MICRO_STEPS of those in the optimizer step."""
+    """Micro-steps in the timeline: at most MAX_MICRO_STEPS of those in the optimizer step."""
 
     @property
     def most_while_gathered(self) -> dict[int, int]:
@@ -127,7 +127,7 @@ class Recorder:
     collectives: list[Collective] = field(default_factory=list)
     spans: list[tuple[int, int, int]] = field(default_factory=list)
     _began: dict[int, int] = field(default_factory=dict)
-    """Of units that are gathered now: order -> first moment."""
+    """First moment of each unit that is gathered now, by the unit's order."""
 
     def note_memory(self, walk: StepWalk, held: dict[str, int]) -> None:
         """Note what is held now. held: the bytes that change, by name."""

@@ -32,7 +32,7 @@ class CollectiveCount:
     """forward, backward, or control (an all-reduce outside backward)."""
     count: int
     bytes: int
-    """Of the full tensors, the parts of all ranks together."""
+    """Bytes of the full tensors: the parts of all ranks together."""
     wire_bytes: int
     """Bytes that this rank sends."""
 

@@ -38,9 +38,9 @@ class Work:
     hardware_flops: int = 0
     """All that run. The numerator of HFU."""
     attention_flops: int = 0
-    """Of them, those of fused attention, without the masked half of causal ones, which GPU kernels skip."""
+    """Part of hardware_flops: fused attention without the masked half of causal attention, which GPU kernels skip."""
     causal_flops: int = 0
-    """Of hardware_flops, the half of causal attention that GPU kernels skip."""
+    """Part of hardware_flops: the masked half of causal attention, which GPU kernels skip."""
     moved_bytes: int = 0
     """Read and written by the other operators, each on its own: norms, activations, casts, copies, losses."""
     kernels: int = 0

@@ -23,7 +23,7 @@ LEVELS = torch.tensor(
 PAIRS = torch.stack((LEVELS.repeat_interleave(16), LEVELS.repeat(16)), dim=1)
 """The two levels of each of the 256 values of a byte: one look-up instead of two, and no shifts."""
 PAIRS_OF = {dtype: PAIRS.to(dtype) for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
-"""The same in each dtype of compute. Made here, once, since in a step they could be made of fake tensors."""
+"""PAIRS in each dtype of compute. Made here, once, since in a step they could be made of fake tensors."""
 BOUNDARIES = (LEVELS[1:] + LEVELS[:-1]) / 2
 """Between two of them lie the numbers whose nearest level is the same."""
 CELLS = 64
@@ -76,7 +76,7 @@ def on_gpu_now(codes: Tensor, scales: Tensor, columns: int, dtype: torch.dtype) 
 
 
 dequantize_on_gpu = torch.library.custom_op("mmfsdp::dequantize_nf4", on_gpu_now, mutates_args=())
-"""The same as one operator of torch, which neither torch.compile nor fake tensors look into."""
+"""`on_gpu_now` as one operator of torch, which neither torch.compile nor fake tensors look into."""
 
 
 @dequantize_on_gpu.register_fake

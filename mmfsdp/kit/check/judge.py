@@ -34,7 +34,7 @@ class Asked:
     token: str
     """The text that each rank should read in the run folder."""
     versions: Mapping[str, str]
-    """Those of the machine that checks, by VERSIONS."""
+    """Versions on the machine that checks, by the names in VERSIONS."""
 
     @property
     def is_job(self) -> bool:

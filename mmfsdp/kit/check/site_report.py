@@ -20,7 +20,7 @@ class SiteReport(Report):
     """The lines of a check. Its text is what `mmfsdp check` prints; a notebook shows a table."""
 
     places: tuple[str, ...] = ()
-    """Of each line: where it was found."""
+    """The place at which each line was found."""
     folder: str = ""
     """The run folder of the ranks, with their logs and facts; empty if it is deleted."""
     machine: Mapping[str, float] = field(default_factory=dict)

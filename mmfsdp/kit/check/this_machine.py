@@ -23,7 +23,7 @@ from ..verify.lines import NOTE, OK, WRONG, Line
 from .places import CACHE, HUB_CACHE, RUN_FOLDER, SHM, TEMPORARY, hub_facts, places_of, probe
 
 LITTLE_BYTES = 5 << 30
-"""Of a folder: with less room than this, checkpoints or weights may not fit."""
+"""Free bytes of a folder's disk: with less than this, checkpoints or weights may not fit."""
 LITTLE_SHARED_MEMORY, TOO_LITTLE_SHARED_MEMORY = 1 << 30, 32 << 20
 """Containers have 64 MiB unless somebody says more."""
 PLACE_FIXES = {

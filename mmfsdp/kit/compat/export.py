@@ -28,14 +28,28 @@ from .layout import CONFIG_FILE, WEIGHTS_FILE, Exported, Layout, layout_of
 
 
 def export(run: Path, to: Path, *, layout: str = "from_pretrained", best: bool = False, ema: bool = False) -> Path:
-    """Write the model of a run's newest checkpoint into the new folder `to`, from one process. Return the folder.
+    """Write the model of a run's newest checkpoint into a new folder, from one process.
 
-    best: of the checkpoint that `train.keep_best` kept. ema: the moving average of the weights (`train.ema`); with
-    `best` it is taken if there is one, since it has the score.
-    from_pretrained: see `save_pretrained`; of kind transformers as plain transformers loads it; of kind own
-    model.safetensors, the model's state dict, and config.json, which names `model.build`. adapter: its LoRA and
-    projector, as peft loads them. open_flamingo: checkpoint.pt as github.com/mlfoundations/open_flamingo loads it.
-    Raises ParamError for another layout, for one that does not suit the model, and for a link out of the run folder.
+    The layouts are:
+
+    - from_pretrained: see `save_pretrained`. A model of kind transformers is written as plain transformers loads it. Of
+      one of kind own there are model.safetensors, its state dict, and config.json, which names `model.build`.
+    - adapter: the LoRA adapters and the projector, as peft loads them.
+    - open_flamingo: checkpoint.pt, as github.com/mlfoundations/open_flamingo loads it.
+
+    Args:
+        run: The run's folder.
+        to: The folder to make.
+        layout: One of the layouts above.
+        best: Take the checkpoint that `train.keep_best` kept.
+        ema: Take the moving average of the weights (`train.ema`). With `best` it is taken if there is one, since it
+            has the score.
+
+    Returns:
+        The new folder.
+
+    Raises:
+        ParamError: For another layout, for one that does not suit the model, and for a link out of the run folder.
     """
     if layout not in LAYOUTS:
         raise ParamError("layout", f"{layout!r} is not one of {', '.join(LAYOUTS)}")

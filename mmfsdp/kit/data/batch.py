@@ -216,7 +216,7 @@ class Batch:
     """(B, L) int64: token ids (the model shifts them), IGNORE where there is no loss. None in a batch of prompts."""
 
     media: dict[str, Tensor] = field(default_factory=dict)
-    """By modality; vision is (B, T, F, C, H, W) float32: T pictures of F frames."""
+    """Tensors by modality; vision is (B, T, F, C, H, W) float32: T pictures of F frames."""
 
     weight: float = 1.0
     """Factor of its source's mean loss in the loss of a step."""

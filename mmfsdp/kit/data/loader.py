@@ -42,12 +42,23 @@ def batches(
 ) -> Batches:
     """Return the training batches of one rank, without end, the same for the same arguments.
 
-    Several sources take turns: each micro-step has a batch of each. Sources that set no `batch_size` have the first's.
-    `start` is the number of micro-steps already consumed: the stream continues exactly there. At each step
-    the ranks' batches of a source together are the single process's batch of world_size * batch_size, in order of rank.
-    A corrupt record leaves its batch one sample smaller. pin_memory: where the batches go to a GPU, which reads pinned
-    memory without waiting; it takes memory of that GPU. sources: what `open_sources` gives, if they are open. Raises
-    ParamError if a source cannot be opened.
+    Several sources take turns: each micro-step has a batch of each. At each step the ranks' batches of a source
+    together are the single process's batch of world_size * batch_size, in order of rank. A corrupt record leaves its
+    batch one sample smaller.
+
+    Args:
+        params: The sources.
+        processor: Encodes samples.
+        batch_size: Samples in a batch of the first source, and of each that does not set its own `batch_size`.
+        rank: This rank.
+        world_size: Number of ranks.
+        seed: Seed of the order of the samples.
+        start: Micro-steps that were consumed already: the stream continues exactly there.
+        pin_memory: Put batches into pinned memory, from which a GPU reads without waiting. It takes memory of the GPU.
+        sources: What `open_sources` gives, if they are open. Default: they are opened.
+
+    Raises:
+        ParamError: If a source cannot be opened.
     """
     if sources is None:
         sources = open_sources(params, image_size=processor.image_size, seed=seed)
@@ -132,7 +143,7 @@ class Batches:
 
     def __init__(self, loaders: Sequence[DataLoader], skipped: dict[str, SkippedRecords]):
         self.skipped = skipped
-        """By the source's name in the parameters: data, data.more.0, ..."""
+        """Skipped records by the source's name in the parameters: data, data.more.0, ..."""
         self._iterators = [iter(loader) for loader in loaders]
         self._turn = 0
 

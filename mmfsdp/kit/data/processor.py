@@ -67,7 +67,7 @@ class SampleProcessor(ABC):
     max_length: int = field(default=64, kw_only=True)
     augment: bool = field(default=False, kw_only=True)
     warnings: dict[str, str] = field(default_factory=dict, kw_only=True)
-    """By a code, what a person should know before training with it."""
+    """Warnings by their code: what a person should know before training with it."""
     mask_padding: bool = field(default=True, kw_only=True)
     """The model must be told where a training batch is padded. Not so a causal one: no token sees the padding after it,
     and the padding has no loss."""

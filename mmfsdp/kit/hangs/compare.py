@@ -16,7 +16,7 @@ knows all ranks, so that nobody knows who is missing."""
 SAME_BYTES = ("all-gather", "reduce-scatter", "all-reduce", "broadcast")
 """Collectives in which the full tensor has the same size on all ranks."""
 ENDED = "ended"
-"""In place of the state of a process: the rank came to its end."""
+"""State of a rank that came to its end, in the place of the state of its process."""
 STOPPED_PROCESS = ("stopped", "tracing-stop", "disk-sleep", "dead", "zombie")
 
 LAST_ENTRIES = 3

@@ -28,11 +28,11 @@ class Entry(NamedTuple):
     group: str
     """Name of the process group, the same on all ranks."""
     number: int
-    """Of the collective in its group, from 1."""
+    """Number of the collective in its group, from 1."""
     kind: str
     """all-gather, reduce-scatter, all-reduce, broadcast, barrier, ... gloo's reduce-scatter is listed as all-reduce."""
     nbytes: int
-    """Of the full tensor, the parts of all ranks together."""
+    """Bytes of the full tensor: the parts of all ranks together."""
     done: bool
     """It has ended on this rank."""
 

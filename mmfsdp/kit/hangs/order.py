@@ -14,7 +14,7 @@ from .entered import Entry
 COUNTS, FIGURES = "token counts at the start of a step", "loss and gradient norm at the end of a step"
 """Sums of the two small all-reduces of `train_step`: a number for each source, and one or three more."""
 NUMBER_BYTES = 8
-"""They are float64."""
+"""Bytes of one number: they are float64."""
 
 
 class Planned(NamedTuple):
@@ -26,7 +26,7 @@ class Planned(NamedTuple):
     phase: str
     """forward, backward, or "" where that is not known."""
     nbytes: int
-    """Of the full tensor."""
+    """Bytes of the full tensor."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class StepOrder:
 
     collectives: tuple[Planned, ...]
     in_order: bool
-    """They are in the order of the step; else the plan tells only which there are."""
+    """True if the collectives are in the order of the step; otherwise the plan tells only which there are."""
 
     def fit(self, history: Sequence[Entry]) -> int:
         """Return how many of the last entries follow each other in the plan; 0 if the last one is not in it."""

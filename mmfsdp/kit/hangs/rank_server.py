@@ -35,7 +35,7 @@ it."""
 ANSWER_TIMEOUT_S = 3.0
 MAX_ANSWER_BYTES = 1 << 26
 MAX_PATH_BYTES = 100
-"""Of a socket's path: Linux takes 107, macOS 103."""
+"""Bytes of a socket's path: Linux takes 107, macOS 103."""
 NETWORK_FILE_SYSTEMS = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "smb", "ceph", "afs", "orangefs", "fuse", "panfs")
 
 _servers: list[Any] = []

@@ -26,7 +26,7 @@ class Built(NamedTuple):
     processor: SampleProcessor | None
     """None if there is no tokenizer."""
     sources: list[TensorSource] | None
-    """Of the tensors of its pretrained parts, where they were asked for and can be read one by one."""
+    """Sources of the tensors of its pretrained parts, if they were asked for and can be read one by one."""
 
 
 class Kind(ABC):

@@ -110,7 +110,7 @@ class TensorSource:
     """The value of one tensor of a backbone: in a file, or as computed."""
 
     tensor: Tensor
-    """On the meta device, in the model."""
+    """The tensor in the model, on the meta device."""
     path: Path = Path()
     key: str = ""
     """Its name in the file."""

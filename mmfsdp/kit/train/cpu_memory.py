@@ -19,7 +19,7 @@ class CpuMemory:
     """Bytes that torch's CPU allocator held beyond what it held when watching began."""
 
     at_mark: int = 0
-    """Those at the call of `mark`."""
+    """Bytes allocated at the call of `mark`."""
     peak: int = 0
     """The most since then."""
     marked_ns: int = 0

@@ -17,11 +17,11 @@ from ..data.processor import SampleProcessor
 from ..models.kinds import kind_of
 
 MAX_BATCHES, MAX_SAMPLES = 8, 64
-"""Of each source that are looked at: reading and encoding them takes less than a second."""
+"""Batches and samples of each source that are looked at: reading and encoding them takes less than a second."""
 MAX_BYTES = 200_000_000
-"""Of a file, and"""
+"""Bytes of the largest file that is opened for a look before the run."""
 MAX_ENTRIES = 2_000
-"""of a folder, that are opened for a look before the run."""
+"""Entries of the largest folder that is opened for a look before the run."""
 
 
 class DataBatch(NamedTuple):

@@ -63,7 +63,7 @@ class HeldOut(Callback):
     every: int
     """Steps between two measurements."""
     batches: list[Batch]
-    """Of this rank. All ranks have as many: those beyond its samples are blank, without label tokens."""
+    """Batches of this rank. All ranks have as many: those beyond its samples are blank, without label tokens."""
     training: Training | None = None
     """The training that it measures."""
 
@@ -288,11 +288,19 @@ def load_run(
 ) -> tuple[RunParams, Any, SampleProcessor]:
     """Load the model of a run with its newest complete checkpoint into this process, ready to caption.
 
-    quantized: with frozen matrices in codes where the run had them so; otherwise all as they were before. best: with
-    the checkpoint that `train.keep_best` kept, and the moving average of its weights if it has one, since that has the
-    score. ema: with the average; None if the checkpoint has one. beat: called with what comes next, such as a tensor.
-    The parameters are those of the phase of the checkpoint (`train.freeze_from`). Raises ParamError where the run has
-    no such checkpoint or average, or other frozen weights than it was trained with.
+    Args:
+        folder: The run's folder.
+        quantized: Keep frozen matrices in codes if the run had them so; otherwise all are as they were before.
+        best: Take the checkpoint that `train.keep_best` kept, with the moving average of its weights if it has one,
+            since that has the score.
+        ema: Take the moving average of the weights. None: take it if the checkpoint has one.
+        beat: Called with what comes next, such as a tensor's name.
+
+    Returns:
+        The run's parameters in the phase of the checkpoint (`train.freeze_from`), the model and its processor.
+
+    Raises:
+        ParamError: If the run has no such checkpoint or average, or other frozen weights than it was trained with.
     """
     beat("the model")
     check_no_replay(folder, "captioned or exported")

@@ -39,7 +39,7 @@ class FeatureCache(Callback):
     folder: Path
     device: torch.device
     group: Any = None
-    """Of gloo where the model's is nccl: ranks agree on the CPU, and the host need not wait for a GPU."""
+    """A group of gloo where the model's is nccl: ranks agree on the CPU, and the host need not wait for a GPU."""
     model: nn.Module | None = field(default=None, init=False)
     """The wrapped model whose steps it fills."""
     cached: int = field(default=0, init=False)

@@ -43,7 +43,7 @@ class BatchPeak(NamedTuple):
     """The peak that was predicted for a batch of a run's own data."""
 
     shapes: list[str]
-    """Of its tensors, by `shapes_of`: a batch of the same shapes has the same peak."""
+    """Shapes of the batch's tensors, by `shapes_of`: a batch of the same shapes has the same peak."""
     bytes: int
     when: str
 

@@ -276,10 +276,18 @@ def different_units(planned: dict[str, Any], plan: WrapPlan) -> list[str]:
 def wrap(
     built: nn.Module, plan: WrapPlan, weights: Weights | None, device: torch.device, beat: Callable[[str], None]
 ) -> tuple[nn.Module, dict[str, int]]:
-    """Wrap the model; also return the checksums of the frozen weights that rank 0 has read or drawn.
+    """Quantize and wrap the model of a run. Every rank must call it.
 
-    beat: called with `wrapping: NAME` before work on each tensor. All of a large model takes longer than a rank may be
-    silent.
+    Args:
+        built: The plain model, on the meta device if `weights` is set.
+        plan: Its plan.
+        weights: The source of the weights, which rank 0 reads while the model is wrapped.
+        device: The device of this rank.
+        beat: Called with `wrapping: NAME` before work on each tensor: all of a large model takes longer than a rank
+            may be silent.
+
+    Returns:
+        The wrapped model, and by name the checksums of the frozen weights that rank 0 has read or drawn.
     """
 
     def progress(name: str) -> None:

@@ -183,10 +183,10 @@ class PeakMemory:
         self.device = device
         self.peak_bytes = 0
         self.reserved_bytes = 0
-        """On a GPU: the most that the allocator had from the driver in a step. It keeps what is freed."""
+        """Most bytes that the allocator of a GPU had from the driver in a step. It keeps what is freed."""
         self.retries = 0
-        """On a GPU: how often the steps ran out of memory, so that the allocator gave back all that it kept, and tried
-        again. Each takes long."""
+        """Number of times that the steps ran out of a GPU's memory, so that the allocator gave back all that it kept,
+        and tried again. Each takes long."""
         self.largest: dict[str, Any] = {}
         """The inputs of the largest micro-batch of the steps watched; empty before any."""
         self._watched = 0

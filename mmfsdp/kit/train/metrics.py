@@ -40,7 +40,7 @@ class Scores(Callback):
 
     training: Training
     shares: list[Share]
-    """Of this rank: the samples of each source."""
+    """Samples of each source for this rank."""
     latest: dict[str, float] | None = None
 
     def due(self, step: int) -> bool:
@@ -106,13 +106,13 @@ class Share:
 
     processor: SampleProcessor
     own: list[Any]
-    """Those of this rank: every world_size-th of those that can be used."""
+    """Samples of this rank: every world_size-th of those that can be used."""
     stand_in: Any
     """Another one, where this rank has fewer than the others."""
     calls: int
     """Calls of `generate`, on every rank."""
     samples: list[Any]
-    """On rank 0, those of all ranks, in order."""
+    """Samples of all ranks in order, on rank 0."""
 
     @classmethod
     def of(cls, name: str, splits: Splits, processor: SampleProcessor, params: RunParams) -> Share:

@@ -17,10 +17,11 @@ from .optimizer import adamw
 FIELD = "train.optimizer"
 MOMENTUM = 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the polynomial that is iterated: github.com/KellerJordan/Muon."""
+"""Coefficients of the polynomial that is iterated: github.com/KellerJordan/Muon."""
 ITERATIONS = 5
 MAX_ELEMENTS = 2**28
-"""Of a matrix that is gathered: 0.5 GiB in bf16, in which it is orthogonalized, and three times as much while it is."""
+"""Elements of a matrix that is gathered: 0.5 GiB in bf16, in which it is orthogonalized, and three times as much while
+it is."""
 
 
 class Muon(Optimizer):

@@ -27,7 +27,7 @@ from ..models.backbones import LORA_SCALE
 FIELD = "train.start_from"
 LORA_A, LORA_B = ".lora_A.", ".lora_B."
 BASE = ".base_layer."
-"""In the name of a matrix that has adapters."""
+"""Part of the name of a matrix that has adapters."""
 
 
 def parent_checkpoint(start_from: str) -> Path:

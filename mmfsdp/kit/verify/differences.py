@@ -18,7 +18,7 @@ TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
 TOLERANCE = 1e-3
 """Relative difference of a gradient in fp32, above which it is another one; rounding stays below 1e-5."""
 LOW_TOLERANCE = 0.05
-"""The same where ranks compute in 16 bits, and one process does not."""
+"""TOLERANCE where ranks compute in 16 bits, and one process does not."""
 SMALL = 1e-4
 """A gradient that is this small beside the whole one is compared with the whole one: it may be rounding alone."""
 

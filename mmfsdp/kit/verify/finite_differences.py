@@ -45,7 +45,7 @@ MIN_CHANGE = 1e-4
 loss in fp32 is rounded to 6e-8 of itself, which is 3e-6 of it in a difference with the first step."""
 
 Direction = Mapping[str, Tensor]
-"""By the name of a parameter: plus or minus the size of its values, at random."""
+"""Change of each parameter by its name: plus or minus the size of its values, at random."""
 
 
 def check_derivatives(trial: Trial) -> Line:

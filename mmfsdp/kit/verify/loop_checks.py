@@ -187,4 +187,4 @@ def check_seeds(trial: Trial, loop: WatchedLoop) -> Line:
 
 
 LOOP_CHECKS = (check_batches, check_zero_grad, check_accumulation, check_modes)
-"""In order. Every rank calls each."""
+"""Checks of a loop, in their order. Every rank calls each."""

@@ -39,16 +39,16 @@ from .trial import Loop, Trial
 TIMEOUT_S = 120.0
 """Seconds that a rank waits for the others in a collective."""
 SEED = 1000
-"""Of rank 0, where verify starts the ranks."""
+"""Seed of rank 0, where verify starts the ranks."""
 FORWARD_CHECKS = (check_registered, check_same_code, check_written, check_random, check_batch_norms)
-"""In order. Every rank calls each."""
+"""Checks of a forward, in their order. Every rank calls each."""
 TOKEN_CHECKS = (check_labels, check_padding, check_copies, check_mean, check_shift, check_packed)
-"""In order, for one rank."""
+"""Checks of a batch of tokens, in their order, for one rank."""
 COMPARE_THE_WHOLE = ("mean", "shift", "packed", "buffers", "trained", "derivatives", "gradients", "norm", "evaluation",
                      "frozen", "no picture")  # fmt: skip
 """Checks that name the kind of a fault only if no check before them has found it."""
 FOLLOWS = {"written": "same code", "padding": "written", "loss": "written", "seeds": "random"}
-"""By check: the check whose fault makes this one wrong, too."""
+"""The check whose fault makes another wrong, too, by the name of the other."""
 
 
 def verify(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 GENERATORS = ("Python's random", "numpy.random", "torch")
-"""In the order in which states and digests are listed."""
+"""Generators of random numbers, in the order in which states and digests are listed."""
 
 
 def random_states() -> list[Any]:

@@ -331,4 +331,4 @@ CHECKS: tuple[Callable[[Trial], Line | None], ...] = (
     check_frozen,
     check_no_picture,  # last: ranks may hang in it
 )
-"""In order. Every rank calls each; one that returns None does not apply."""
+"""Checks of a step, in their order. Every rank calls each; one that returns None does not apply."""

@@ -42,7 +42,7 @@ class Loop:
     """Do one step over this rank's batch. What it returns is compared, if it is a number or a dict of numbers."""
     loss: Callable[[nn.Module, Any], Tensor]
     batches: Sequence[Any]
-    """By rank."""
+    """Batches of each rank."""
     alone: Callable[[nn.Module, Optimizer, Sequence[Any]], Any] | None = None
     """Do one step over all ranks' batches in one process. Default: `step` on a copy of the model on each rank, whose
     gradients are averaged over ranks."""
@@ -63,13 +63,13 @@ class Step:
     """Holds what one step did."""
 
     grads: dict[str, Tensor | None]
-    """By plain name, at the time of the optimizer's step: after clipping."""
+    """Gradients by plain name, at the time of the optimizer's step: after clipping."""
     figures: dict[str, float]
     """The figures that the step returned."""
     gathered: tuple[str, ...] = ()
     """Parameters that were unsharded when the optimizer stepped."""
     unmoved: dict[str, float] = field(default_factory=dict)
-    """Of parameters in 16 bits: the share of values that have a gradient and did not change."""
+    """Share of the values of a parameter in 16 bits that have a gradient and did not change."""
 
 
 class Trial:
@@ -89,13 +89,13 @@ class Trial:
         self.runs_other_modules = False
         """Ranks run different modules for one and the same batch."""
         self.modes: ModuleModes | None = None
-        """Of the forwards of `check_random`."""
+        """Modes of the modules in the forwards of `check_random`."""
         self.left_in_eval: list[str] = []
         """Modules that were in train mode before a forward of `check_random`, and not after it."""
         self.draws: list[int] = []
         """Generators, by their place in GENERATORS, from which a forward draws."""
         self.precision = WatchedPrecision()
-        """Of all steps."""
+        """Precision of all steps."""
         self.buffers_at_start = buffer_digests(self.plain)
         copy_from_rank0(self.plain, CPU)
 

@@ -35,9 +35,9 @@ class ModuleModes:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.modes: dict[str, set[bool]] = {}
-        """By the name of a module: True for train mode."""
+        """Modes of each module by its name: True for train mode."""
         self.of_model: list[bool] = []
-        """Of each forward of the model itself."""
+        """Mode of the model itself in each of its forwards."""
         self.watched = {name: module for name, module in model.named_modules() if has_modes(module)}
         self.handles: list[Any] = []
         self.depth = 0

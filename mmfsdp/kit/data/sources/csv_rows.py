@@ -31,7 +31,7 @@ class TableRows(RowFile):
         self._content = FileBytes(path)
         self._ranges = Ranges()
         self._numbers = array("q")
-        """Of the lines in which rows begin."""
+        """Numbers of the lines in which rows begin."""
 
     def scan(self) -> Iterator[FoundRow]:
         """Yield the number of its first line, an empty place and the row, or the CorruptRecord that it is."""

@@ -28,7 +28,7 @@ class JsonLines(RowFile):
         self._content = FileBytes(path)
         self._ranges = Ranges()
         self._numbers = array("q")
-        """Of the lines that are not empty."""
+        """Numbers of the lines that are not empty."""
 
     def scan(self) -> Iterator[FoundRow]:
         """Yield the number, an empty place and the row of each line that is not empty."""
@@ -154,9 +154,9 @@ class _CocoImages:
         self._path = path
         self._ranges = Ranges()
         self._numbers: dict[Any, int] = {}
-        """By the image's id, until the annotations are joined."""
+        """Number of each image by its id, until the annotations are joined."""
         self._of_note = array("q")
-        """By annotation the number of its image, -1 if there is none."""
+        """Number of each annotation's image; -1 if there is none."""
 
     def add(self, start: int, end: int, image: Any) -> None:
         """Add an image. Raises ParamError if it is none."""

@@ -36,7 +36,7 @@ class JsonCursor:
         """The place in the file."""
         self._text = ""
         self._place = 0
-        """The same place in the piece."""
+        """Place in the piece of the file that is in memory."""
         self._next = self.byte
         """The first byte that has not been read."""
         self._piece = PIECE

@@ -26,7 +26,7 @@ from .first_bytes import START_BYTES, what_it_is
 from .row_files import FIRST_ROWS, FoundRow, RowFile, named_by_id
 
 CACHE_BYTES = 256 * 2**20
-"""Of row groups that a process keeps, in bytes. An epoch mixes the rows of half as many at a time."""
+"""Bytes of the row groups that a process keeps. An epoch mixes the rows of half as many at a time."""
 PARQUET = b"PAR1"
 MISSING = 'source parquet needs pyarrow, which is not installed; run: pip install "mmfsdp[parquet]"'
 

@@ -53,7 +53,7 @@ class ShardRecord:
     name: str
     """SHARD/KEY."""
     members: dict[str, Member] = field(default_factory=dict)
-    """By extension: what follows the key and a dot."""
+    """Members by their extension: what follows the key and a dot."""
     unread: set[str] = field(default_factory=set)
     """Keys of its JSON, and endings of its members, that were not read when it was loaded."""
 
