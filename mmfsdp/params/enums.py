@@ -267,6 +267,10 @@ class TrackerKind(Choice):
 LAYOUTS = ("from_pretrained", "adapter", "open_flamingo")
 """The layouts of an export."""
 
+FIT_FOR = ("batch", "length", "pictures", "picture", "gpus", "policy")
+"""Answers of `mmfsdp fit`: the largest batch, length, pictures of a sample or size of a picture; the fewest GPUs;
+the frozen policy, with recomputation of activations, that sends least."""
+
 
 class Executor(Choice):
     """The launcher of the ranks. A new one is an entry here and a class in run/launchers (launcher.py there)."""

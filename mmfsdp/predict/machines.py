@@ -169,6 +169,12 @@ def machine_of(name: str, figures: Mapping[str, float] | None = None) -> Machine
     return replace(MACHINES[name], **dict(figures or {}))  # type: ignore[arg-type]
 
 
+def gpu_with(gib: float) -> Machine:
+    """Return a GPU of which only the memory is known, in GiB as torch reports it: enough to say what fits."""
+    figures = {"flops": 0.0, "memory": 0.0, "bandwidth": 0.0, "context": CONTEXT, "fragmentation": FRAGMENTATION}
+    return Machine(**figures, capacity=gib * 2**30, name=f"a GPU with {gib:g} GiB")  # type: ignore[arg-type]
+
+
 def check_figures(figures: Mapping[str, float]) -> None:
     """Raise ParamError for a key that is not a figure of a machine."""
     known = [f.name for f in fields(Machine) if f.name != "name"]

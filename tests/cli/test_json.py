@@ -16,7 +16,7 @@ from mmfsdp.kit.run.files.run_record import RunRecord, RunState, Status, because
 from mmfsdp.kit.run.watch import follow
 from tests.run.test_runs import record
 
-WITH_JSON = ["plan", "verify", "check", "new", "runs", "status", "watch"]
+WITH_JSON = ["plan", "fit", "verify", "check", "new", "runs", "status", "watch"]
 
 
 def schema(command: str, capsys) -> dict:
@@ -72,6 +72,15 @@ def test_a_plan(folder, capsys):
     assert {(mesh["dp_replicate"], mesh["dp_shard"]) for mesh in plan["meshes"]} == {(8, 2), (4, 4), (2, 8), (1, 16)}
 
 
+def test_what_fits(folder, capsys):
+    (solved,) = answers(["fit", "--config", "tiny", "--memory", "1.6", "--for", "batch", "policy"], capsys)
+    batch, policy = solved["answers"]
+    assert batch["change"] == {"train.batch_size": batch["value"]} and policy["value"] == "REPLICATE, recomputing none"
+    assert batch["needed_bytes"] <= solved["capacity_bytes"] < batch["further_needed_bytes"]
+    (nothing,) = answers(["fit", "--config", "tiny", "--memory", "1.4"], capsys, status=1)
+    assert nothing["answers"][0]["value"] is None
+
+
 def test_a_configuration_for_own_pictures(folder, capsys):
     (folder / "data").mkdir()
     for number in range(8):
@@ -113,6 +122,7 @@ MISTAKES = {
     "plan --config tinny": "config",
     "plan --train.lr abc": "train.lr",
     "plan --trian.lr 1": "command line",
+    "fit --config tiny": "--machine",
     "verify --config tiny --train.steps 0": "train.steps",
     "check --cluster none": "launch.cluster",
     "new my.yaml --pictures gone": "pictures",

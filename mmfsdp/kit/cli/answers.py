@@ -131,6 +131,70 @@ class PlanAnswer(Answer):
     """Phases after the first one, with train.freeze_from."""
 
 
+# ---- fit ----
+
+
+class WayFigures(Part):
+    """A frozen policy with a recomputation of activations."""
+
+    change: dict[str, Any]
+    """Parameters that choose it, by dotted name."""
+    needed_bytes: int
+    """Memory that a GPU needs, with what it needs beyond the tensors of the peak."""
+    sent_bytes: int
+    """Sent by a rank in an optimizer step."""
+    fits: bool
+
+
+class FitFigures(Part):
+    """The answer to one thing that was asked."""
+
+    asked: str
+    """batch, length, pictures, picture, gpus or policy."""
+    value: int | str | None
+    """The answer; null if nothing fits."""
+    unit: str
+    now: int | str
+    """Its value in the run as it is set."""
+    change: dict[str, Any]
+    """Parameters that make it so, by dotted name; empty where the data do, and where nothing fits."""
+    peak_bytes: int | None
+    """Tensors of a rank at the answer."""
+    needed_bytes: int | None
+    """Memory that a GPU needs for it."""
+    further: int | None
+    """One step further, where it does not fit; null if nothing is too much."""
+    further_needed_bytes: int | None
+    why_not: str
+    """The mistake that one step further is, where memory is not what limits it."""
+    traced: bool
+    """Its step was traced; false where it was read off the lines through two smaller traces."""
+    ways: list[WayFigures]
+    """Of policy: all that were compared, those that send least first."""
+
+
+class CurveFigures(Part):
+    """The peak as a straight line over the visual tokens of a rank's micro-batch."""
+
+    base_bytes: float
+    bytes_per_token: float
+
+
+class FitAnswer(Answer):
+    """The sizes that fit into the memory of a GPU. It is ok if everything that was asked has an answer that fits."""
+
+    machine: str
+    capacity_bytes: int
+    """Memory of a GPU, as torch reports it."""
+    context_bytes: int
+    """Of it, what must be free for CUDA's context and NCCL's buffers."""
+    fragmentation: float
+    """Share of the peak that must be free beyond it."""
+    answers: list[FitFigures]
+    curve: CurveFigures | None
+    """Null where the size has nothing to do with visual tokens."""
+
+
 # ---- verify, check ----
 
 

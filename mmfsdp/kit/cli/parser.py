@@ -10,10 +10,10 @@ from typing import Any
 
 from ... import __version__
 from ...params import TrackerKind, preset_names
-from ...params.enums import LAYOUTS
+from ...params.enums import FIT_FOR, LAYOUTS
 from ..check.check import WAIT_MIN
 from ..run.replay.replay import DEFAULT_SPEED
-from .answers import CheckAnswer, NewAnswer, PlanAnswer, RunsAnswer, StatusAnswer, VerifyAnswer, WatchLine
+from .answers import CheckAnswer, FitAnswer, NewAnswer, PlanAnswer, RunsAnswer, StatusAnswer, VerifyAnswer, WatchLine
 from .arena import add_arena, arena
 from .checking import check
 from .course import add_course, course
@@ -22,7 +22,7 @@ from .flags import Parser, add_flags
 from .json_output import add_json
 from .looking import cancel, export, report, runs, status, watch
 from .new import new
-from .planning import bench, plan, verify
+from .planning import bench, fit, gibibytes, plan, verify
 from .replaying import record, replay
 from .running import caption, count, drill, launch, resume, run, sweep, track
 
@@ -36,6 +36,10 @@ EXAMPLES = {
         "plan tiny",
         "plan openflamingo_9b --launch.ranks 16 --machine h100-infiniband",
         "plan my.yaml --fsdp.frozen-policy AUTO --fsdp.memory-budget-gib 40",
+    ),
+    "fit": (
+        "fit openflamingo_9b --machine rtx4090-pcie",
+        "fit my.yaml --machine a100-nvlink --for batch gpus policy",
     ),
     "run": ("run tiny --train.steps 20", "run my.yaml --launch.name first --train.lr 1e-4"),
     "launch": ("launch tiny", "launch my.yaml --launch.executor slurm --launch.cluster lab --dry-run"),
@@ -143,6 +147,8 @@ def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
     add_json(command, PlanAnswer)
     add_flags(command, takes_config=True)
 
+    _add_fit(add)
+
     command = add(run, "plan, launch, watch, caption, report", usage="[C | --from RUN] [flags]")
     _add_from(command)
     _add_profile(command)
@@ -181,6 +187,19 @@ def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
         "--fresh-code", action="store_true", help="use your own code as it is now, not as it was at the launch"
     )
     add_flags(command)
+
+
+def _add_fit(add: Callable[..., Parser]) -> None:
+    """Add `mmfsdp fit`."""
+    usage = "[C] (--machine NAME | --memory GIB)\n                  [--for SIZE ...] [flags]"
+    command = add(fit, "find the largest batch, or the fewest GPUs, that fits; start nothing", usage=usage)
+    command.add_argument("--machine", metavar="NAME", help="the machine, of those of `mmfsdp plan`: rtx4090-pcie, ...")
+    about = "another GPU: its memory in GiB, as torch reports it (23.6 of a card of 24 GB)"
+    command.add_argument("--memory", type=gibibytes, metavar="GIB", help=about)
+    about = f"solve for {', '.join(FIT_FOR)}; the others stay as set (default: batch)"
+    command.add_argument("--for", dest="asked", nargs="+", choices=FIT_FOR, default=[], metavar="SIZE", help=about)
+    add_json(command, FitAnswer)
+    add_flags(command, takes_config=True)
 
 
 def _add_what_looks_at_runs(add: Callable[..., Parser]) -> None:
@@ -300,7 +319,7 @@ def _add_profile(command: Parser) -> None:
 COMMANDS = [
     command.__name__
     for command in (
-        *(check, course, arena, new, plan, verify, fetch, run, launch, runs, status, watch, cancel, sweep, drill),
+        *(check, course, arena, new, plan, fit, verify, fetch, run, launch, runs, status, watch, cancel, sweep, drill),
         *(resume, track, caption, report, replay, record, export, bench),
     )
 ]

@@ -1,4 +1,4 @@
-"""The commands `mmfsdp plan`, `verify` and `bench`: predict a step, check one, and measure one."""
+"""The commands `mmfsdp plan`, `fit`, `verify` and `bench`: predict, solve backwards, check and measure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 import platform
 import sys
 import textwrap
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from datetime import date
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,6 +37,17 @@ def run_folder(word: str) -> Path:
     if path.exists() or len(path.parts) > 1:
         return path
     return Path(LaunchParams().folder, path)
+
+
+def gibibytes(text: str) -> float:
+    """Return the number above 0 that a flag gives; argparse words the error."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < inf:
+        raise ArgumentTypeError(f"{text!r} is not a number of GiB above 0")
+    return number
 
 
 def say(text: str) -> None:
@@ -124,6 +136,30 @@ def on_machine(name: str | None, planned: WrapPlan, params: RunParams) -> tuple[
     if not planned.rules.shards or planned.world_size == 1:
         return times, []
     return times, meshes(planned, machine=machine, **work)
+
+
+def fit(values: Namespace) -> int:
+    """Print what fits into the memory of a GPU: the largest batch, or what --for says. Returns 1 where nothing does."""
+    params = chosen_params(values)
+    tell_of_hub(say)
+    from ...predict import gpu_with, machine_of_run
+
+    if (values.machine is None) == (values.memory is None):
+        words = (
+            "is needed: one of the machines of `mmfsdp plan`, such as rtx4090-pcie, or --memory with the GiB of a GPU"
+        )
+        raise ParamError("--machine", words)
+    machine = gpu_with(values.memory) if values.memory else machine_of_run(values.machine, params)
+    say("fitting: a model without weights, steps of several sizes on tensors without data")
+    from ..train.fit import fit as solve
+
+    solved = solve(params, machine, *values.asked)
+    if values.json:
+        from .fit_answer import fit_answer
+
+        return reply(values, fit_answer(solved))
+    print(solved)
+    return int(not solved.all_fit)
 
 
 def verify(values: Namespace) -> int:

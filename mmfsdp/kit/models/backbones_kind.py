@@ -18,7 +18,7 @@ from .backbones import build_language, load_config, load_tokenizer
 from .encoders import VisionEncoder, build_vision
 from .few_layers import LAYERS, json_values, shallow_config
 from .generated import resolve_generated
-from .kinds import Built, Kind
+from .kinds import Built, Kind, check_room
 from .loss_in_head import loss_in_head
 from .media_model import MediaModel
 from .weight_files import tensor_sources
@@ -67,11 +67,19 @@ class BackbonesKind(Kind):
         sources: Mapping[str, Splits] | None = None,
     ) -> dict[str, Any]:
         """Return texts of the greatest length on the meta device; without padding, a batch has no mask."""
+        return self.example_of_pictures(model, params, processor, 1)
+
+    def example_of_pictures(
+        self, model: nn.Module, params: RunParams, processor: SampleProcessor | None, pictures: int
+    ) -> dict[str, Any]:
+        """Return such texts with so many pictures each."""
         size, length = params.train.batch_size, params.data.max_length
         encoder: Any = model.get_submodule(self.vision_encoder)
+        if pictures > 1:
+            check_room(length, pictures * len(self.picture_ids(model)), pictures)
         with torch.device("meta"):
             ids = torch.empty(size, length, dtype=torch.long)
-            media = {"vision": torch.empty(size, 1, 1, *encoder.item_shape)}
+            media = {"vision": torch.empty(size, pictures, 1, *encoder.item_shape)}
         return {"input_ids": ids, "labels": ids, "media": media}
 
     def few_layers(self, params: ModelParams, folder: Path) -> ModelParams:

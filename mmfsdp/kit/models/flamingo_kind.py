@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...params import ModelParams
-from ..data.processor import Processor
+from ...params import ModelParams, RunParams
+from ..data.processor import Processor, SampleProcessor
 from .backbones import is_causal
 from .backbones_kind import BackbonesKind
 from .encoders import VisionEncoder
@@ -26,6 +26,10 @@ class FlamingoKind(BackbonesKind):
         """Return the image token: a picture is not among the text."""
         assert isinstance(model, Flamingo)
         return [model.tokens.image]
+
+    def picture_tokens(self, model: nn.Module, params: RunParams, processor: SampleProcessor | None) -> int:
+        """Return the vectors that the perceiver makes of a picture."""
+        return params.model.num_latents
 
     def assemble(
         self, params: ModelParams, vision: VisionEncoder, language: PreTrainedModel, tokenizer: Any, *, meta: bool

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ...core.plan import WrapPlan
-from ...params import ModelParams, RunParams
+from ...params import ModelParams, ParamError, RunParams
 from ..data.open_sources import Splits
 from ..data.processor import SampleProcessor
 from .weight_files import TensorSource
@@ -75,6 +75,21 @@ class Kind(ABC):
         `data.max_length`.
         """
 
+    def example_of_pictures(
+        self, model: nn.Module, params: RunParams, processor: SampleProcessor | None, pictures: int
+    ) -> dict[str, Any] | None:
+        """Return the inputs of `example` with so many pictures for each sample; None if nobody knows them.
+
+        Raises ParamError if they have more tokens than `data.max_length`.
+        """
+        if pictures != 1:
+            raise ParamError("fit", f"a model of kind {params.model.kind} has the pictures of its data; ask for batch")
+        return self.example(model, params, processor)
+
+    def picture_tokens(self, model: nn.Module, params: RunParams, processor: SampleProcessor | None) -> int:
+        """Return the visual tokens of a picture of `example`; 0 if nobody knows them."""
+        return 0
+
     def check_plan(self, model: nn.Module, plan: WrapPlan) -> None:  # noqa: B027 (most kinds need no check)
         """Raise ParamError for a plan with which ranks would not agree on their collectives."""
 
@@ -98,3 +113,10 @@ def kind_of(params: ModelParams) -> Kind:
     """Return the kind of a model."""
     kind: type[Kind] = params.kind.load()
     return kind.of(params)
+
+
+def check_room(length: int, tokens: int, pictures: int = 1) -> None:
+    """Raise ParamError if a sample's pictures have so many tokens that no text fits into `data.max_length`."""
+    if tokens >= length:
+        whose = "a picture" if pictures == 1 else f"{pictures} pictures"
+        raise ParamError("data.max_length", f"{length} is too short for {whose} of {tokens} tokens; raise it")

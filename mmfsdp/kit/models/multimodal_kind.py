@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...params import ModelParams
-from ..data.processor import MultimodalProcessor, Processor, add_placeholder
+from ...params import ModelParams, RunParams
+from ..data.processor import MultimodalProcessor, Processor, SampleProcessor, add_placeholder
 from .backbones import add_lora, is_causal
 from .backbones_kind import BackbonesKind
 from .encoders import VisionEncoder
@@ -26,6 +26,10 @@ class MultimodalKind(BackbonesKind):
         """Return a placeholder for each of a picture's tokens."""
         assert isinstance(model, MultimodalModel)
         return [model.placeholders["vision"]] * model.num_tokens["vision"]
+
+    def picture_tokens(self, model: nn.Module, params: RunParams, processor: SampleProcessor | None) -> int:
+        """Return the placeholders of a picture."""
+        return len(self.picture_ids(model))
 
     def assemble(
         self, params: ModelParams, vision: VisionEncoder, language: PreTrainedModel, tokenizer: Any, *, meta: bool

@@ -13,6 +13,7 @@ from torch import nn
 
 from ...core.plan import WrapPlan
 from ...params import GENERATED, ModelParams, ParamError, RunParams
+from ..data.batch import IMAGE, Batch, Sample
 from ..data.chat import BLANK, ChatProcessor
 from ..data.open_sources import Splits
 from ..data.processor import SampleProcessor
@@ -20,7 +21,7 @@ from .backbones import forward_arguments
 from .few_layers import json_values, shallow_config
 from .from_transformers import build_vlm, check_calls, spell_out_parts, vlm_config
 from .generated import resolve_generated
-from .kinds import Built, Kind
+from .kinds import Built, Kind, check_room
 
 
 class TransformersKind(Kind):
@@ -50,10 +51,25 @@ class TransformersKind(Kind):
         sources: Mapping[str, Splits] | None = None,
     ) -> dict[str, Any] | None:
         """Return real inputs, since the model reads their values: of its processor, else as `model.picture` says."""
+        return self.example_of_pictures(model, params, processor, 1)
+
+    def example_of_pictures(
+        self, model: nn.Module, params: RunParams, processor: SampleProcessor | None, pictures: int
+    ) -> dict[str, Any] | None:
+        """Return such inputs with so many pictures a sample."""
         size, length = params.train.batch_size, params.data.max_length
         if isinstance(processor, ChatProcessor):
-            return _example_of_chat(processor, size, length)
-        return _example_of_picture(model, params.model.picture, size, length) if params.model.picture else None
+            return _example_of_chat(processor, size, length, pictures)
+        if not params.model.picture:
+            return None
+        return _example_of_picture(model, params.model.picture, size, length, pictures)
+
+    def picture_tokens(self, model: nn.Module, params: RunParams, processor: SampleProcessor | None) -> int:
+        """Return the tokens that a picture adds to a text."""
+        if not isinstance(processor, ChatProcessor):
+            return params.model.picture.get("tokens", 0)
+        one, two = (_batch_of_chat(processor, 1, pictures).input_ids.shape[1] for pictures in (1, 2))
+        return two - one
 
     def check_plan(self, model: nn.Module, plan: WrapPlan) -> None:
         """Raise ParamError where the number of a rank's collectives would depend on the pictures in its batch."""
@@ -79,14 +95,22 @@ class TransformersKind(Kind):
         return [params.config]
 
 
-def _example_of_chat(processor: ChatProcessor, size: int, length: int) -> dict[str, Any]:
-    """Return a batch of samples with a picture, padded to the largest length."""
+def _batch_of_chat(processor: ChatProcessor, size: int, pictures: int) -> Batch:
+    """Return a batch of samples with so many pictures each, which is not cut."""
     side = processor.image_size
-    sample = replace(BLANK, images=(Image.new("RGB", (side, side)),))
-    batch = replace(processor, max_length=10**9)([sample] * size)
+    image = Image.new("RGB", (side, side))
+    sample = Sample.of(IMAGE * pictures, BLANK.text, (image,) * pictures, BLANK.name)
+    return replace(processor, max_length=10**9)([sample] * size)
+
+
+def _example_of_chat(processor: ChatProcessor, size: int, length: int, pictures: int) -> dict[str, Any]:
+    """Return a batch of samples with so many pictures each, padded to the largest length."""
+    side = processor.image_size
+    batch = _batch_of_chat(processor, size, pictures)
     needed = batch.input_ids.shape[1]
     if needed > length:
-        message = f"{length} is too short for a picture of {side} x {side}: with the template it has {needed} tokens"
+        whose = "a picture" if pictures == 1 else f"{pictures} pictures"
+        message = f"{length} is too short for {whose} of {side} x {side}: with the template it has {needed} tokens"
         raise ParamError("data.max_length", f"{message}; raise it")
     inputs = batch.inputs()
     for key, value in inputs.items():
@@ -97,13 +121,15 @@ def _example_of_chat(processor: ChatProcessor, size: int, length: int) -> dict[s
     return inputs
 
 
-def _example_of_picture(model: Any, picture: dict[str, Any], size: int, length: int) -> dict[str, Any]:
-    """Return a batch of samples with a picture, as `model.picture` describes what a processor makes of it."""
+def _example_of_picture(model: Any, picture: dict[str, Any], size: int, length: int, pictures: int) -> dict[str, Any]:
+    """Return a batch of samples with so many pictures, as `model.picture` describes what a processor makes of one."""
     tokens, arguments = picture.get("tokens", 0), forward_arguments(model)
-    if tokens >= length:
-        raise ParamError("data.max_length", f"{length} is too short for a picture of {tokens} tokens; raise it")
+    # A token of text stands between two pictures: models take neighbors for one.
+    check_room(length, pictures * (tokens + 1) - 1, pictures)
     ids = torch.zeros(size, length, dtype=torch.long)
-    ids[:, :tokens] = model.config.image_token_id
+    for i in range(pictures):
+        start = i * (tokens + 1)
+        ids[:, start : start + tokens] = model.config.image_token_id
     inputs: dict[str, Any] = {"input_ids": ids, "labels": ids}
     inputs["use_cache"] = False
     for key, value in picture.items():
@@ -111,9 +137,18 @@ def _example_of_picture(model: Any, picture: dict[str, Any], size: int, length: 
             raise ParamError("model.picture", f"{key} is not an input of {type(model).__name__}; remove it")
         if isinstance(value, list):
             is_shape = isinstance(value[0], int)
-            inputs[key] = torch.cat([torch.ones(value) if is_shape else torch.tensor(value)] * size)
+            one = torch.ones(value) if is_shape else torch.tensor(value)
+            # Grids and patches of all pictures stand in one list; where the first axis is the samples, the pictures of
+            # a sample are along the second.
+            inputs[key] = torch.cat([torch.cat([one] * pictures, dim=_axis_of_pictures(picture))] * size)
     for key in {"token_type_ids", "mm_token_type_ids"}.intersection(arguments):
         inputs[key] = (ids == model.config.image_token_id).long()
     if "cross_attention_mask" in arguments:
         inputs["cross_attention_mask"] = inputs["aspect_ratio_mask"][:, None].expand(-1, length, -1, -1)
     return inputs
+
+
+def _axis_of_pictures(picture: dict[str, Any]) -> int:
+    """Return the axis along which the pictures of a sample stand, in what `model.picture` describes."""
+    shape = picture.get("pixel_values")
+    return 1 if isinstance(shape, list) and len(shape) > 4 else 0

@@ -159,7 +159,7 @@ def previews(
     """
     params = with_ranks(with_variables(params))
     params = params.change(launch=with_cluster(params.launch))
-    model, processor, cache = _kept(params)
+    model, processor, cache = kept_with_cache(params)
     example = example_of(model, params, processor, sources)
     plan = _with_warnings(plan_run(model, params, example, cache), processor)
     yield plan, cost_of(plan, params)
@@ -259,12 +259,12 @@ def opened(params: RunParams) -> dict[str, Splits]:
 
 def kept_model(params: RunParams) -> tuple[nn.Module, SampleProcessor | None]:
     """Return the model without weights and its processor. Both are kept, and must not be changed."""
-    model, processor, _ = _kept(params)
+    model, processor, _ = kept_with_cache(params)
     return model, processor
 
 
-def _kept(params: RunParams) -> tuple[nn.Module, SampleProcessor | None, PlanCache]:
-    """Return the model without weights, its processor, and what was recorded of it."""
+def kept_with_cache(params: RunParams) -> tuple[nn.Module, SampleProcessor | None, PlanCache]:
+    """Return what `kept_model` does, and what was recorded of the model."""
     key = _model_key(params)
     with _building:  # transformers' lazy modules break when two threads import them
         return _kept_model(key)
@@ -345,7 +345,7 @@ def with_data_peak(
     A plan's own peak is of the longest texts, which may not occur. sources: what `open_sources` gives, if they are
     open.
     """
-    model, processor, cache = _kept(params)
+    model, processor, cache = kept_with_cache(params)
     inputs, words = data_batch(params, processor, cache, sources)
     if inputs is None:
         return replace(cost, batch=words)
