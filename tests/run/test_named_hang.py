@@ -74,7 +74,7 @@ def check(run, fault: str) -> None:
     assert state.status is Status.FAILED and state.rank == rank, f"{fault}: {state}\n{run.logs(0)}"
     assert re.match(words, state.reason), f"{fault}: {state.reason}"
     (trouble,) = troubles(run.path, run_state(run.path))
-    assert trouble.rank == rank and trouble.message == state.reason and fix in trouble.fix
+    assert trouble.rank == rank and trouble.message == state.why.text and fix in trouble.fix and fix in state.reason
 
 
 def test_planted_hangs_are_named_with_rank_unit_and_line(tmp_path):

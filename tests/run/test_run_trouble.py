@@ -13,7 +13,20 @@ from mmfsdp import RunParams
 from mmfsdp.kit.cli import main
 from mmfsdp.kit.run.error_kinds import kind_of
 from mmfsdp.kit.run.files.folder import MetricsWriter, read_json, write_json
-from mmfsdp.kit.run.files.reasons import ADVICE, DISK, GONE, MEMORY, RANK, SILENCE, SKIPPED_STEPS, TIME_LIMIT, Reason
+from mmfsdp.kit.run.files.reasons import (
+    ADVICE,
+    COLLECTIVES,
+    DIFFERENT,
+    DISK,
+    GONE,
+    MEMORY,
+    RANK,
+    SHORT,
+    SILENCE,
+    SKIPPED_STEPS,
+    TIME_LIMIT,
+    Reason,
+)
 from mmfsdp.kit.run.files.run_record import RunState, Status, because, write_status
 from mmfsdp.kit.run.ranks.hang import Heartbeat
 from mmfsdp.kit.run.state import read_ranks, run_state
@@ -275,9 +288,32 @@ def test_a_reason_is_read_as_it_was_written(folder):
     why = Reason("rank 0 died", MEMORY, "buy more", 0, others)
     write_status(folder, RunState(Status.FAILED, why))
     assert run_state(folder).why == why
-    advice = f"rank 1: OSError: x; {ADVICE[DISK].words}"
     assert read_json(folder / "status.json")["reason"] == run_state(folder).reason
-    assert run_state(folder).reason == f"rank 0 died; buy more; then {advice}; then rank 2 left; look at it"
+    assert run_state(folder).reason == "rank 0 died; buy more; then rank 1: OSError: x; then rank 2 left"
+
+
+GLOO = (
+    "rank 0 was ended by a library (in step 3 compute): [enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo/"
+    "transport/tcp/pair.cc:464] op.preamble.length <= op.nbytes. 52 vs 4. Received data size doesn't match. GLHF! 🏖️"
+)
+
+
+def test_the_sentence_of_a_state_has_rank_place_and_fix_before_the_words_of_libraries(folder):
+    cause = "rank 1 never entered the all-reduce of 4 B (collective 7), in which rank 0 waits"
+    why = Reason(cause, DIFFERENT, rank=1, others=(Reason(GLOO, COLLECTIVES, rank=0), Reason(f"🏖️ {GLOO}")))
+    for reason, first in (
+        (why, cause),
+        (Reason(GLOO, COLLECTIVES, rank=0), "rank 0 was ended by a library (in step 3"),
+    ):
+        sentence = str(reason)
+        assert sentence.startswith(first) and ADVICE[reason.kind].words in sentence and "🏖" not in sentence
+        assert len(sentence) < 1.1 * (len(cause) + len(ADVICE[reason.kind].words) + 2 * SHORT)
+    assert str(why).index(ADVICE[DIFFERENT].words) < str(why).index("; then rank 0 was ended by a library (in step 3")
+    write_status(folder, RunState(Status.FAILED, Reason(GLOO, COLLECTIVES, rank=0)))
+    (trouble,) = of(folder)
+    assert trouble.message == GLOO, "all of it"
+    own = Reason("rank 1: ValueError: " + "my own words " * 40, rank=1)
+    assert str(own) == own.text, "a person's own words are all there"
 
 
 def test_a_status_of_an_earlier_version_is_shown_as_it_is(folder):

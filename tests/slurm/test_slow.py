@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from mmfsdp.kit.run.files.run_record import Status
+from tests.slurm.conftest import light
 from tests.waiting import until
 
 pytestmark = pytest.mark.real
@@ -44,3 +45,25 @@ def test_a_check_of_a_slow_cluster_finds_nothing_wrong(slow, tmp_path):
     lines = {line["code"]: line for line in json.loads(done.stdout)["lines"]}
     assert not [line for line in lines.values() if line["level"] == "wrong"], done.stdout + done.stderr
     assert (lines["requeue"]["level"], lines["scancel"]["level"]) == ("ok", "ok"), lines
+
+
+CANCEL = """
+import subprocess, sys
+from mmfsdp import RunParams, launch
+from tests.slurm.conftest import light
+from tests.waiting import until
+
+run = launch(RunParams.from_yaml(sys.argv[1]), entry="tests.launch_entries:stream")
+until(lambda: run.state().step > 3, words=lambda: str(run.state()))
+state = run.cancel()
+print(run.wait(240) if state.done or "being cancelled" in state.reason else state)
+print(subprocess.run(["squeue", "--steps", "--noheader", "--format=%j"], capture_output=True, text=True).stdout)
+"""
+
+
+def test_a_step_of_a_job_is_cancelled_alone(slow, tmp_path):
+    light(tmp_path, **ONE | {"launch.executor": "srun", "launch.nodes": 1}).to_yaml(tmp_path / "params.yaml")
+    allocation = ("salloc", "--quiet", "--nodes=1", "--ntasks=2", "--time=5")
+    words = [*allocation, sys.executable, "-c", CANCEL, str(tmp_path / "params.yaml")]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.stdout.startswith("CANCELLED") and "mmfsdp-" not in done.stdout, done.stdout + done.stderr

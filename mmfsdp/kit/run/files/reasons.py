@@ -2,12 +2,16 @@
 
 Whoever knows a cause writes its kind, a small string, beside the words: into status.json and into the report of a rank.
 Advice is one table, by kind. Words may hold the text of a person's own exception, which says nothing about a kind: they
-are never searched and never cut, and can be improved without a change of anything else. A line of Slurm, PyTorch or
-another library is recognized once, where it is read: error_kinds.py, slurm_log.py, never_starts.py.
+are never searched, and a cause that is a person's is never cut; all can be improved without a change of anything else.
+A line of Slurm, PyTorch or another library is recognized once, where it is read: error_kinds.py, slurm_log.py,
+never_starts.py.
 """
 
 from __future__ import annotations
 
+import re
+import textwrap
+import unicodedata
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -75,25 +79,29 @@ ADVICE = {
         "different sizes (make train.eval_samples a multiple of the ranks), or a callback communicated on one rank",
         told=True,
     ),
-    STOPPED: Advice("find out who stopped that process (`kill -CONT` lets it go on), or what it waits for"),
+    STOPPED: Advice("find out who stopped that process (`kill -CONT` lets it go on), or what it waits for", told=True),
     ENDED: Advice(
         "give all ranks the same number of steps: look at the length of their data, such as a last batch that only "
-        "some have, and at code that ends on one rank only"
+        "some have, and at code that ends on one rank only",
+        told=True,
     ),
-    CROSSED: Advice("call the collectives of both process groups on all their ranks, in one order"),
+    CROSSED: Advice("call the collectives of both process groups on all their ranks, in one order", told=True),
     UNKNOWN_GROUP: Advice(
         "look at what the other ranks do, in logs/ of the run; in a loop of your own call mmfsdp.name_hang after all "
-        "process groups are made"
+        "process groups are made",
+        told=True,
     ),
-    NO_END: Advice("look at the network between the nodes, and at the GPUs"),
+    NO_END: Advice("look at the network between the nodes, and at the GPUs", told=True),
     DIFFERENT: Advice(
         "run forward and backward of the same units on all ranks, in one order: look for a batch without a picture, a "
         "skipped backward, and a call that only some ranks make, such as an evaluation",
+        told=True,
         resume=False,
     ),
     MISSING: Advice(
         "look at the line where it is: slow or broken data, a lock, or code that only some ranks run; if it is slow by "
-        "nature, raise launch.silence_s"
+        "nature, raise launch.silence_s",
+        told=True,
     ),
     SILENCE: Advice("read its stack below; if this work is slow by nature, raise launch.silence_s"),
     CRASH: Advice("look at the line that is named, and at the packages in C or C++ that it calls"),
@@ -180,6 +188,22 @@ UNKNOWN = Advice("", resume=False)
 """Of a kind that nobody knows, as in the folder of another version."""
 
 
+OF_LIBRARIES = (COLLECTIVES, LOST_PEER, LIBRARY)
+"""Kinds whose words end with the message of a library, which says much and the place last."""
+SHORT = 160
+"""Characters of such a cause, and of what other ranks failed of, that the sentence of a state has."""
+
+
+def in_short(text: str) -> str:
+    """Return the beginning of a text in a line, without emoji and without places in the source of a library in C++.
+
+    All of it stands in the trouble.
+    """
+    text = re.sub(r"\[(enforce fail at )?/[^\]]*\] ?", "", text)
+    letters = [letter for letter in text if unicodedata.category(letter) not in ("So", "Mn", "Co", "Cn")]
+    return textwrap.shorten("".join(letters), SHORT, placeholder=" ...")
+
+
 @dataclass(frozen=True)
 class Reason:
     """Hold why a run is in a state."""
@@ -200,8 +224,9 @@ class Reason:
 
     def __str__(self) -> str:
         advice = ADVICE.get(self.kind, UNKNOWN)
-        parts = [self.text, self.fix or (advice.words if advice.told else "")]
-        parts += [f"then {other}" for other in self.others]
+        text = in_short(self.text) if self.kind in OF_LIBRARIES else self.text
+        parts = [text, self.fix or (advice.words if advice.told else "")]
+        parts += [f"then {in_short(other.text)}" for other in self.others]  # their fix is that of the cause
         return "; ".join(part for part in parts if part)
 
     @property

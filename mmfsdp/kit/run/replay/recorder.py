@@ -49,6 +49,7 @@ from ..files.run_record import (
     values_of_state,
 )
 from ..launchers.registry import launcher_named
+from ..slurm.job_id import job_words
 from ..slurm.slurm_state import job_number
 from ..watch import clean, visible
 from .recording import AGAIN, LOG, MAX_RANKS, RESULT, ROW, Recording, checked, finite, run_of, thinned
@@ -144,7 +145,8 @@ def _states(folder: Path, record: RunRecord, moments: Sequence[Happened], *, sub
     Those of a job, which its scheduler keeps, are not in its folder: its ranks tell.
     """
     is_job = not launcher_named(record.executor).has_supervisor
-    job = f"job {job_number(folder) or ''}".strip()
+    number = job_number(folder)
+    job = job_words(number) if number else "job"
     yield Happened(
         finite(record.created), STATE, 0, _values(because(Status.QUEUED, "being submitted" if is_job else ""))
     )
