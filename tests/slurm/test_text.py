@@ -25,6 +25,7 @@ from mmfsdp.kit.run.files.reasons import (
 )
 from mmfsdp.kit.run.files.run_record import TRAIN, Status
 from mmfsdp.kit.run.files.snapshot import Snapshot
+from mmfsdp.kit.run.launchers.registry import launcher_named
 from mmfsdp.kit.run.launchers.srun_launcher import with_variables_of
 from mmfsdp.kit.run.slurm import ask_slurm, job_array, site
 from mmfsdp.kit.run.slurm import slurm_queue as queue
@@ -172,6 +173,23 @@ def test_a_job_says_what_its_one_gpu_a_rank_costs_and_what_its_container_lacks(t
     (note,) = notes(params.change(**boxed))
     assert f"add container-mounts={tmp_path}:{tmp_path}" in note
     assert notes(params.change(**boxed | {"launch.srun": ["container-image=x", "container-mounts=/p:/p"]})) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
+@pytest.mark.parametrize("executor", ["slurm", "srun"])
+def test_a_profile_that_another_user_has_written_is_told(executor, tmp_path, monkeypatch):
+    """In a folder of somebody else, ./clusters/NAME.yaml comes before one's own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clusters").mkdir()
+    profile = tmp_path / "clusters/lab.yaml"
+    profile.write_text("setup: [source /x/y.sh]\n")
+    params = RunParams().change(
+        **{"launch.executor": executor, "launch.cluster": "lab", "launch.ranks": 1, "train.device": "cpu"}
+    )
+    assert launcher_named(executor).notes(params) == []
+    os.chown(profile, 4711, 4711)
+    (note,) = launcher_named(executor).notes(params)
+    assert "clusters/lab.yaml belongs to the user 4711, and your job runs what it says; read it first" in note
 
 
 def test_a_job_says_which_gpus_have_no_rank(tmp_path):

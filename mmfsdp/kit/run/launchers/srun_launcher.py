@@ -31,7 +31,7 @@ from ..ranks.address import HOST_VARIABLE, PORTS
 from ..ranks.rank import run_rank
 from ..slurm.ask_slurm import ask_slurm, scancel
 from ..slurm.job_gpus import JOB_VARIABLE, gpus_of_allocation
-from ..slurm.site import job_environment, srun_options
+from ..slurm.site import job_environment, profile_notes, srun_options
 from ..slurm.slurm_log import failure_in_job
 from ..slurm.slurm_queue import current_state, find_job
 from ..slurm.slurm_state import ENDED
@@ -63,11 +63,15 @@ class Srun(InJob):
         check_allocated_gpus(params)
 
     def notes(self, params: RunParams) -> list[str]:
-        """Return that nodes of the job stay idle, if some do."""
+        """Return what a person should know of the profile, and that nodes of the job stay idle, if some do."""
+        found = profile_notes(params.launch.cluster)
         nodes, used = nodes_of_allocation(), params.launch.nodes
         if used >= nodes:
-            return []
-        return [f"launch.nodes is {used}, and the job has {nodes} nodes: the others stay idle; set it to {nodes}"]
+            return found
+        return [
+            *found,
+            f"launch.nodes is {used}, and the job has {nodes} nodes: the others stay idle; set it to {nodes}",
+        ]
 
     def why_no_gpu(self, gpus: int) -> str:
         """Return that the job of this process has too few GPUs. gpus: as many as the step has."""

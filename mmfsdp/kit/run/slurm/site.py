@@ -255,16 +255,7 @@ def minutes(text: str) -> int | None:
 def notes(params: RunParams) -> list[str]:
     """Return what a person should know of the job that `params` ask for, a sentence each."""
     launch = with_cluster(with_ranks(params).launch)
-    found = []
-    name = params.launch.cluster
-    if name and (hidden := hidden_profiles(name)):
-        others = " and ".join(map(str, hidden))
-        found.append(f"launch.cluster {name}: {profile_path(name)} is read, and not {others}")
-    if name and (owner := profile_path(name).stat().st_uid) not in (0, os.getuid()):
-        words = (
-            f"launch.cluster {name}: {profile_path(name)} belongs to the user {owner}, and your job runs its setup and "
-        )
-        found.append(f"{words}python; read it first, or take a copy of your own")
+    found = profile_notes(params.launch.cluster)
     gpus = launch.gpu_count or 0
     idle = gpus - launch.ranks_per_node
     if idle > 0 and params.train.device is not Device.CPU:
@@ -277,6 +268,21 @@ def notes(params: RunParams) -> list[str]:
         folder = os.path.abspath(os.path.expanduser(launch.folder))
         words = f"launch.srun has a container and no container-mounts: unless your cluster mounts {folder} by itself, "
         found.append(f"{words}add container-mounts={folder}:{folder}, and the folder that mmfsdp is installed in")
+    return found
+
+
+def profile_notes(name: str | None) -> list[str]:
+    """Return what a person should know of the file of a profile: which one is read, and that it is another user's."""
+    found: list[str] = []
+    if not name:
+        return found
+    path = profile_path(name)
+    if hidden := hidden_profiles(name):
+        found.append(f"launch.cluster {name}: {path} is read, and not {' and '.join(map(str, hidden))}")
+    owner = path.stat().st_uid
+    if owner not in (0, os.getuid()):
+        words = f"launch.cluster {name}: {path} belongs to the user {owner}, and your job runs what it says; "
+        found.append(f"{words}read it first, or take a copy of your own")
     return found
 
 
