@@ -208,7 +208,7 @@ def _cockpit(views: Views) -> None:
     """The cockpit: before a run, with a pinned plan, with its drawers, while a run goes on and after it; stacked."""
     page = views.page
     run_cell(page, "cockpit")
-    expect(page.locator(".mm-cockpit-figures", has_text="peak")).to_be_visible()
+    expect(page.locator(".mm-cockpit-figures", has_text="peak, longest texts")).to_be_visible()
     cockpit = ".mm-cockpit"
     views.take("cockpit-planned", cockpit)
     if views.wants("cockpit-choices", "cockpit-try", "cockpit-share"):
@@ -258,7 +258,9 @@ def _planned_cockpits(views: Views) -> None:
             continue
         run_cell(page, name)
         cockpit = page.locator(".mm-cockpit").last
-        expect(cockpit.locator(".mm-cockpit-figures", has_text="peak")).to_be_visible(timeout=PATIENCE_MS)
+        expect(cockpit.locator(".mm-cockpit-figures", has_text="peak, longest texts")).to_be_visible(
+            timeout=PATIENCE_MS
+        )
         expect(cockpit.locator(".mm-cockpit-top")).to_contain_text("parameters train", timeout=PATIENCE_MS)
         if name == "mistake":
             _write(cockpit, "steps", "0")

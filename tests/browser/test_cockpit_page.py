@@ -81,7 +81,7 @@ def out_of_sight(page, *parts):
 
 
 def planned(page):
-    expect(page.locator(".mm-cockpit-figures", has_text="peak")).to_be_visible()  # torch is imported
+    expect(page.locator(".mm-cockpit-figures", has_text="peak, longest texts")).to_be_visible()  # torch is imported
 
 
 def shapes(page):

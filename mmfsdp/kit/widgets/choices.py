@@ -17,6 +17,8 @@ from .form import RunForm
 from .markup import note
 from .planned_run import PlannedRun
 
+AS_LOADED = "as is"
+"""Chooses no format: weights stay in the one in which they were loaded."""
 MAX_RANKS, MAX_BATCH = 10, 12
 """Exponents of the sliders' ends: 1,024 ranks, 4,096 samples."""
 
@@ -43,8 +45,8 @@ class Choices(w.VBox):
             PowerSlider("launch.ranks", "ranks", choose, highest=MAX_RANKS),
             PowerSlider("train.batch_size", "batch", choose, highest=MAX_BATCH),
             *numbers,
-            Buttons("fsdp.mixed_precision", "compute", meanings(Precision), choose, unset="own"),
-            Buttons("fsdp.frozen_dtype", "frozen", meanings(FrozenDtype), choose, unset="own"),
+            Buttons("fsdp.mixed_precision", "compute", meanings(Precision), choose, unset=AS_LOADED),
+            Buttons("fsdp.frozen_dtype", "frozen in", meanings(FrozenDtype), choose, unset=AS_LOADED),
             self.data,
         ]
         self.machine = w.Dropdown(options=PAGE_MACHINES, value=machine, description="fits on")

@@ -324,9 +324,8 @@ class Cockpit(CellWidget):
 
 SHORT_LABELS = {
     "a rank holds at rest": "at rest",
-    "most in a step, without": "most, without",
-    ", if all texts are of the greatest length": "",
-    " of it activations": " activations",
+    "most in a step, without": "peak, without",
+    "peak, if all texts are of the greatest length": "peak, longest texts",
     "peak of the largest of the data's ": "peak, ",
 }
 """Parts of a label -> fewer words: five figures stand side by side. The report has the long ones."""
@@ -334,7 +333,7 @@ SHORT_LABELS = {
 
 def _short(figure: Figure) -> Figure:
     """Return a figure with a label of one line."""
-    label = figure.label
+    label = figure.label.partition("; ")[0]  # memory by kind has the activations
     for long, short in SHORT_LABELS.items():
         label = label.replace(long, short)
     return replace(figure, label=label)

@@ -90,7 +90,7 @@ class Buttons(Control):
         """
         self._unset = unset
         if unset:
-            values = {unset: f"the weights' own dtype: {name} is not set"} | values
+            values = {unset: f"the format in which weights were loaded: {name} is not set"} | values
         self._meanings = values if with_meaning else {}
         self._buttons = w.ToggleButtons(options=list(values), tooltips=list(values.values()))
         self._buttons.style.button_width = "auto"
