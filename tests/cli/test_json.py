@@ -69,6 +69,15 @@ def test_a_plan(folder, capsys):
     assert plan["ranks"] == 16 and plan["parameters"] == sum(unit["parameters"] for unit in plan["units"])
     assert plan["cost"]["at_rest_bytes"] == sum(unit["at_rest_bytes"] for unit in plan["units"])
     assert plan["step"]["machine"] == "a100-infiniband"
+    (chosen,) = [way for way in plan["ways"] if way["is_chosen"]]
+    assert chosen["name"] == "FSDP2 SHARD" and chosen["seconds"] == plan["step"]["seconds"]
+    for figure in ("sent_bytes", "at_rest_bytes", "peak_bytes"):
+        assert chosen[figure] == plan["cost"][figure]
+    assert [way["name"] for way in plan["ways"]] == [
+        "DDP",
+        "FSDP1",
+        *(f"FSDP2 {p}" for p in ("SHARD", "KEEP", "REPLICATE")),
+    ]
     assert {(mesh["dp_replicate"], mesh["dp_shard"]) for mesh in plan["meshes"]} == {(8, 2), (4, 4), (2, 8), (1, 16)}
 
 
@@ -79,6 +88,19 @@ def test_what_fits(folder, capsys):
     assert batch["needed_bytes"] <= solved["capacity_bytes"] < batch["further_needed_bytes"]
     (nothing,) = answers(["fit", "--config", "tiny", "--memory", "1.4"], capsys, status=1)
     assert nothing["answers"][0]["value"] is None
+
+
+def test_ways_that_a_run_cannot_go_say_why(folder, capsys):
+    line = (
+        "plan --config tiny --fsdp.cpu-offload --fsdp.frozen-policy AUTO --fsdp.memory-budget-gib 1 --train.device cpu"
+    )
+    (plan,) = answers(line.split(), capsys)
+    ways = {way["name"]: way for way in plan["ways"]}
+    assert "cannot be honored by DDP" in ways["DDP"]["refused"] and ways["DDP"]["sent_bytes"] is None
+    assert ways["FSDP2 AUTO"]["is_chosen"] and ways["FSDP2 AUTO"]["seconds"] is None
+    assert cli.main(line.split()) == 0
+    table = capsys.readouterr().out.partition("all ways to shard it")[2]
+    assert all(f"\n{name}" in table for name in ways)
 
 
 def test_a_configuration_for_own_pictures(folder, capsys):

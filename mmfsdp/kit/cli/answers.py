@@ -103,6 +103,27 @@ class LaterPhase(Part):
     findings: list[Finding]
 
 
+class ShardingFigures(Part):
+    """A way to shard the run, and its cost on each rank; null where it is refused."""
+
+    name: str
+    """DDP, FSDP1, or FSDP2 with a frozen policy."""
+    is_chosen: bool
+    """The parameters choose it."""
+    sent_bytes: int | None
+    """Sent by a rank in an optimizer step."""
+    at_rest_bytes: int | None
+    """Weights that a rank holds between two steps."""
+    peak_bytes: int | None
+    """The most that a rank holds in a step."""
+    seconds: float | None
+    """Predicted seconds of a step on the machine, at best; null if the run is on CPUs."""
+    machine: str
+    """Machine of these seconds: that of --machine, else of H100s."""
+    refused: str
+    """The reason why this run cannot go this way; empty if it can."""
+
+
 class PlanAnswer(Answer):
     """The prediction of `mmfsdp plan`. It is ok if the lint found no errors, so that a launch would start."""
 
@@ -125,6 +146,8 @@ class PlanAnswer(Answer):
     """Every mesh, the best first; empty without --machine."""
     units: list[UnitFigures]
     """In the order in which they run."""
+    ways: list[ShardingFigures] = []
+    """Every way to shard this run: DDP, FSDP1, and FSDP2 with each frozen policy."""
     findings: list[Finding]
     """Findings of the lint in the plan, the data and the job."""
     later: list[LaterPhase] = []

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 def add_arena(add: Callable[..., ArgumentParser]) -> None:
     """Add `mmfsdp arena`."""
     about = "try a file of your own FSDP: what it sends and holds, as one number; or show a class's results"
-    command = add(arena, about, usage="FILE [--to FILE] [--json] | --recheck RESULT | --class FOLDER [--to FILE]")
+    command = add(
+        arena,
+        about,
+        usage="FILE [--to FILE] [--json]\n       mmfsdp arena --recheck RESULT | --class FOLDER [--to FILE]",
+    )
     command.add_argument("file", metavar="FILE", nargs="?", help="such as my_fsdp.py; it is executed")
     command.add_argument(
         "--to", metavar="FILE", help="the result to write (default: arena.json beside FILE), or the page"

@@ -8,6 +8,7 @@ import platform
 import sys
 import textwrap
 from argparse import ArgumentTypeError, Namespace
+from dataclasses import asdict
 from datetime import date
 from importlib import import_module
 from math import inf
@@ -77,15 +78,19 @@ def plan(values: Namespace) -> int:
     params = chosen_params(values)
     tell_of_hub(say)
     say("planning: a model without weights, a step on tensors without data")
+    from ..train.ways import ways, ways_table
+
     phases = phases_of(params)
     plans = [planned_phase(phase, values.machine) for phase in phases]
     if values.json:
+        from .answers import ShardingFigures
         from .plan_answer import later_phase, plan_answer
 
         first, *later = [plan_answer(*each) for each in plans]
         after = [later_phase(phase.begin, each) for phase, each in zip(phases[1:], later, strict=True)]
         is_ok = all(each.ok for each in (first, *later))
-        return reply(values, first.model_copy(update={"ok": is_ok, "later": after}))
+        compared_ways = [ShardingFigures(**asdict(way)) for way in ways(phases[0].params, values.machine)]
+        return reply(values, first.model_copy(update={"ok": is_ok, "later": after, "ways": compared_ways}))
     for phase, (planned, cost, rates, times, compared) in zip(phases, plans, strict=True):
         if len(phases) > 1:
             print(f"{phase}:")
@@ -99,6 +104,7 @@ def plan(values: Namespace) -> int:
             from ...predict import machine_of_run, mesh_table
 
             print(mesh_table(compared, machine_of_run(values.machine, params)))
+    print(ways_table(list(ways(phases[0].params, values.machine))))
     return int(any(planned.refused for planned, *_ in plans))
 
 
