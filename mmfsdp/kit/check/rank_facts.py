@@ -111,8 +111,7 @@ def write_facts(folder: Path) -> None:
 
 def check_group(facts: Facts, params: RunParams) -> None:
     """Find out with the other ranks what only they find together."""
-    from .bandwidth import bandwidth_facts
-    from .group_facts import gloo_facts, leave_group, nccl_facts
+    from .group_facts import bandwidth_facts, gloo_facts, leave_group, nccl_facts
 
     if facts.add("gloo", lambda: gloo_facts(GROUP_TIMEOUT_S))["error"]:
         return
