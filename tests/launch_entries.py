@@ -41,7 +41,7 @@ def listen(folder: Path) -> None:
     """Print the addresses at which a rank of a training listens once it has joined, and what ranks tell each other."""
     import psutil
 
-    from mmfsdp.checkpoint.gather import gather_json
+    from mmfsdp.core.collectives import gather_json
     from mmfsdp.kit.train.job import process_group
 
     with process_group(RunParams.from_yaml(folder / "params.yaml")):

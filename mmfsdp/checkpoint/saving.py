@@ -24,9 +24,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map
 
-from ..core.collectives import gather_through_store, is_distributed, rank, world_size
+from ..core.collectives import gather_json, gather_through_store, is_distributed, rank, world_size
 from ..params import ParamError, StateDictType
-from .gather import gather_json
 from .settings import group_settings, schedule_state
 from .steps import (
     best_of,

@@ -18,7 +18,7 @@ The plan
 - wrapper: what planning and wrapping ask of FSDP2, FSDP1 and DDP.
 - reshard: between two steps each unit is sharded and idle, also after an error.
 - parameters: hooks and attributes of a parameter, kept where another object takes its place.
-- collectives: this rank, the number of ranks, sums over ranks.
+- collectives: this rank, the number of ranks, plain data and sums of all ranks.
 - quantize: frozen matrices in 8 or 4 bits.
 - unit_rules: the bytes of a unit.
 - units: groups to units, with policy and dtypes, and when their weights are freed.

@@ -1,4 +1,4 @@
-"""Ask the process group for rank, number of ranks and device, and sum over ranks."""
+"""Ask the process group for rank, number of ranks and device; gather plain data of all ranks, and sum over them."""
 
 from __future__ import annotations
 
@@ -38,6 +38,24 @@ def answering_ranks() -> int:
     if is_distributed() and dist.get_backend() == "fake":
         return 1  # the other ranks only seem to be there
     return world_size()
+
+
+def gather_json(value: Any, group: ProcessGroup | None = None) -> list[Any]:
+    """Return what each rank passes, in order of the ranks, by a collective. Every rank must call it.
+
+    The values travel as JSON: torch's all_gather_object unpickles, which runs whatever code is sent. With nccl the host
+    waits for its GPU; `gather_through_store` does not, and takes ranks that may have different collectives then.
+    """
+    if not is_distributed():
+        return [value]
+    text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=group_device(group))
+    sizes = [torch.empty(1, dtype=torch.int64, device=text.device) for _ in range(world_size())]
+    dist.all_gather(sizes, torch.tensor([len(text)], device=text.device), group=group)
+    # NCCL gathers tensors of one size only, so shorter texts are padded.
+    longest = int(max(sizes))
+    texts = [text.new_empty(longest) for _ in sizes]
+    dist.all_gather(texts, nn.functional.pad(text, (0, longest - len(text))), group=group)
+    return [json.loads(bytes(padded[: int(size)].tolist())) for size, padded in zip(sizes, texts, strict=True)]
 
 
 def gather_through_store(value: Any) -> list[Any]:

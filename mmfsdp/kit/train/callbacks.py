@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ...checkpoint.gather import gather_json
 from ...checkpoint.plain import from_json, to_json
+from ...core.collectives import gather_json
 from ...core.plan import WrapPlan
 from ...params.enums import imported
 from ...params.phases import next_phase

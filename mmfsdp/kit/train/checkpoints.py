@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ...checkpoint.gather import gather_json
+from ...core.collectives import gather_json
 from ...params import ParamError, TrainParams
 from ...params.train import HELD_OUT_LOSS
 from .callbacks import Callback, Training

@@ -19,9 +19,8 @@ from PIL import Image
 from torch import nn
 
 from ... import checkpoint
-from ...checkpoint.gather import gather_json
 from ...checkpoint.steps import has_average
-from ...core.collectives import compute_device, sum_over_ranks
+from ...core.collectives import compute_device, gather_json, sum_over_ranks
 from ...core.freeze import train_mode
 from ...core.inference import keep_gathered
 from ...core.micro_batch import label_tokens, loss_of

@@ -16,8 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from ...checkpoint.gather import gather_json
-from ...core.collectives import rank
+from ...core.collectives import gather_json, rank
 from ...params import ParamError, RunParams
 from ..data.batch import Batch
 from ..models.kinds import kind_of

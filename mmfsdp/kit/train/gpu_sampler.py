@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...checkpoint.gather import gather_json
+from ...core.collectives import gather_json
 from ..run.files.folder import make_inner_folder, read_json, write_json
 from .callbacks import Callback, Training
 

@@ -19,7 +19,7 @@ from torch import nn
 
 import mmfsdp
 
-from ...checkpoint.gather import gather_json
+from ...core.collectives import gather_json
 from ...core.fake_tensors import tensors_of
 from ...core.names import named_tensors
 from ...core.plan import WrapPlan

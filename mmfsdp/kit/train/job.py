@@ -17,8 +17,8 @@ import transformers
 from torch import nn
 
 from ... import checkpoint
-from ...checkpoint.gather import gather_json
 from ...checkpoint.steps import checkpoint_step
+from ...core.collectives import gather_json
 from ...core.plan import WrapPlan
 from ...core.weights import quantize_weights
 from ...core.wrap import apply_plan

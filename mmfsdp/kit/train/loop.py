@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...checkpoint.gather import gather_json
+from ...core.collectives import gather_json
 from ...core.freeze import train_mode
 from ...core.step import train_step
 from ..data.loader import Batches, batches, sum_skipped

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...checkpoint.gather import gather_json
+from ...core.collectives import gather_json
 from ...core.freeze import train_mode
 from ...core.inference import keep_gathered
 from ...own.calls import OwnCodeError, call_own

@@ -12,10 +12,10 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ... import checkpoint
-from ...checkpoint.gather import gather_json
 from ...checkpoint.loading import read, shapes_in, verify
 from ...checkpoint.steps import MARKER
 from ...checkpoint.tensors import model_tensors, set_model_tensors
+from ...core.collectives import gather_json
 from ...core.model_record import plan_of
 from ...core.names import plain_name
 from ...core.plan import WrapPlan

@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from ... import checkpoint
-from ...checkpoint.gather import gather_json
 from ...checkpoint.steps import AVERAGE
+from ...core.collectives import gather_json
 from ...params import RunParams
 from ...params.phases import next_phase
 from ..run.files.folder import add_event

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...checkpoint.gather import gather_json
+from ...core.collectives import gather_json
 from ...core.micro_batch import StepBatch
 from ...predict.cards import peak_of
 from ..data.own_random import own_random

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from ...checkpoint.gather import gather_json
+from ...core.collectives import gather_json
 from ...core.guards import list_all
 from ..data.own_random import own_random, seed_all
 from ..models.own_kind import tensors_in

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves
 
-from ...checkpoint.gather import gather_json
+from ...core.collectives import gather_json
 from ...core.freeze import frozen_modules
 from ...core.guards import list_all
 from ..data.own_random import seed_all

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...checkpoint.gather import gather_json
+from ...core.collectives import gather_json
 from ...core.micro_batch import MappingBatch, loss_of
 from ...own.calls import own_errors
 from ...params import ParamError

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from ...checkpoint.gather import gather_json
+from ...core.collectives import gather_json
 from ...core.guards import list_all
 from ...core.names import plain_name, tied_names
 from ...core.parameters import hook_names
