@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmfsdp import FSDPParams, freeze, train_mode, train_step, wrap_fsdp
 from mmfsdp.checkpoint import newest, resume, save
+from mmfsdp.core.even_batches import even_batches
 
 BATCH_SIZE = 4
 ACCUMULATION = 2  # micro-batches in a step
@@ -70,7 +71,7 @@ def evaluate(model, samples, device):
     """Return the loss per token and the share of tokens that are predicted, over all ranks. Every rank must call it."""
     model.eval()
     totals = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right, tokens
-    for batch in loader(samples):
+    for batch in even_batches(loader(samples)):  # an error where ranks have different numbers of batches, not a wait
         batch = {key: tensor.to(device) for key, tensor in batch.items()}
         output = model(**batch)
         targets = batch["labels"][:, 1:]

@@ -118,6 +118,52 @@ def test_the_warm_up_follows_the_steps_until_it_is_set(small):
     assert RunForm("tiny", **{"train.steps": 40, WARMUP: 7}).params.train.warmup_steps == 7
 
 
+TYPED = {
+    "train.eval_every": ("20", 20),
+    "train.keep_best": ("-heldout_loss", "-heldout_loss"),
+    "train.patience": ("3", 3),
+    "train.min_delta": (0.001, 0.001),
+    "train.ema": ("0.99", 0.99),
+    "train.optimizer": ("muon", "muon"),
+    "train.freeze_from": (
+        "40: [language_model.*]\n20: ['vision_encoder.*']",
+        {20: ("vision_encoder.*",), 40: ("language_model.*",)},
+    ),
+    "train.start_from": ("runs/first", "runs/first"),
+    "train.start_adapters": ("merge", "merge"),
+}
+"""What a person types for early stop, an average, another freeze and a new stage, and the value."""
+
+
+def test_early_stop_average_unfreezing_and_a_new_stage_are_typed_into_the_form(small):
+    for name, (typed, value) in TYPED.items():
+        choose(small, name, typed)
+        section, _, field = name.partition(".")
+        assert small.error is None, small.error
+        assert getattr(getattr(small.params, section), field) == value
+        assert "mm-error" not in said(small, name)
+    assert RunParams.from_dict(small.params.to_dict()) == small.params
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "message"),
+    [
+        ("train.patience", "3", "needs the score that it watches; set keep_best"),
+        ("train.min_delta", 0.1, "has no effect without patience"),
+        ("train.ema", "1", "should be less than 1"),
+        ("train.freeze_from", "{100: ['*']}", "the run ends after step 100"),
+        ("train.freeze_from", "{soon: ['*']}", "should be a valid integer"),
+        ("train.freeze_from", "20", "should be a valid dictionary"),
+        ("train.start_adapters", "merge", "merge has no effect without start_from"),
+    ],
+)
+def test_a_mistake_in_these_fields_is_named_beside_the_field(small, name, typed, message):
+    before = small.params
+    choose(small, name, typed)
+    assert small.params == before and "mm-error" in said(small, name)
+    assert message in said(small, name)
+
+
 def test_every_parameter_is_found_by_its_name_or_its_words(small):
     small._search.value = "accumulation"
     assert small._sheet.layout.display == "none"

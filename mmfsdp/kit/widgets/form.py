@@ -303,11 +303,15 @@ class RunForm(CellWidget):
 
     def _mark(self, error: ParamError | None) -> None:
         """Show a mistake next to its field, which is unfolded, or on top if it belongs to no field."""
-        field = ""
+        field = words = ""
         if error:  # of a plan: without the section
             field = next((name for name in field_names() if f".{name}".endswith(f".{error.field}")), "")
+            words = error.message
+        if error and not field:  # of an entry of a field, such as train.freeze_from.500
+            field = next((name for name in field_names() if error.field.startswith(f"{name}.")), "")
+            words = f"{error.field.removeprefix(f'{field}.')}: {words}"
         if field:
             self.reveal(field)
         for name, row in self.rows.items():
-            row.mark(error.message if error and name == field else "")
+            row.mark(words if name == field else "")
         self._note.value = note(error, "error", role="alert") if error and not field else ""
