@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from .core.collectives import rank
-from .core.optimizer_states import kept_states
+from .core.optimizer_states import gathered_bytes, kept_states
 from .core.plan import WrapPlan
 from .core.planner import mesh_shape, plan_units
 from .core.quantize import quantized_copy
@@ -74,6 +74,7 @@ def make_plan(
     else:
         plan = with_gathers(plan_units(model, params, params.frozen_policy, grouped, world_size))
         plan = replace(plan, optimizer_states=kept_states(train))
+    plan = replace(plan, optimizer_gathers=gathered_bytes(train.optimizer))
     on_gpu = train.device is Device.CUDA or (train.device is Device.AUTO and torch.cuda.is_available())
     findings = lint(model, plan, trace=grouped.trace)
     plan = replace(plan, lint=(*findings, *lint_cost(model, plan, on_gpu=on_gpu)))

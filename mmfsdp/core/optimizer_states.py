@@ -58,6 +58,17 @@ def optimizer_states(choice: OptimizerKind | OwnCode) -> float:
     return choice.states if isinstance(choice, OptimizerKind) else counted_states(choice)
 
 
+def gathered_bytes(choice: OptimizerKind | OwnCode) -> int:
+    """Return the bytes of each element of a sharded matrix that an optimizer gathers in a step; 0 if it gathers none.
+
+    A person's own says so by an attribute, `gathers`.
+    """
+    if isinstance(choice, OptimizerKind):
+        return choice.gathers
+    optimizer = optimizer_of(choice, [group_of(nn.Parameter(torch.ones(SIDE, SIDE)))], lr=1e-3)
+    return max(getattr(each, "gathers", 0) for each in getattr(optimizer, "optimizers", [optimizer]))
+
+
 def kept_states(train: TrainParams) -> float:
     """Return the bytes that a training keeps for each byte of a parameter: the optimizer's states, and an average."""
     return optimizer_states(train.optimizer) + (train.ema is not None)

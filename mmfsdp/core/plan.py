@@ -225,7 +225,7 @@ class UnitCollectives:
     kind: str
     """all-gather, reduce-scatter or all-reduce."""
     phase: str
-    """forward or backward."""
+    """forward, backward or optimizer."""
     count: int
     bytes: int
     """Bytes of the full tensors: the parts of all ranks together."""
@@ -269,6 +269,8 @@ class WrapPlan:
     """Number of the example's operators that run on the device."""
     optimizer_states: float = OptimizerKind.ADAMW.states
     """Bytes that the optimizer, and a moving average, keep for each byte of a trainable parameter."""
+    optimizer_gathers: int = OptimizerKind.ADAMW.gathers
+    """Bytes of each element of a sharded trainable matrix that the optimizer gathers in a step, as Muon does."""
 
     @property
     def mostly_fp32(self) -> bool:
@@ -352,6 +354,10 @@ class WrapPlan:
         yield UnitCollectives("reduce-scatter", "backward", count, reduced, self.shard)
         # On a mesh of two axes, each shard's gradients are then summed over the replicas.
         yield UnitCollectives("all-reduce", "backward", count, reduced // self.shard, self.replicate)
+        if self.optimizer_gathers:
+            elements = [p.padded(self.shard) for p in unit.params if p.trainable and p.decays]
+            nbytes = self.optimizer_gathers * sum(elements)
+            yield UnitCollectives("all-gather", "optimizer", len(elements), nbytes, self.shard)
 
     @property
     def bytes_at_rest(self) -> int:

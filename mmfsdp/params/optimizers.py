@@ -17,18 +17,22 @@ class OptimizerKind(Choice):
 
     states: float
     """Tensors as large as a parameter, and of its dtype, that it keeps for each: memory is predicted from this."""
+    gathers: int
+    """Bytes of each element of a sharded matrix that it gathers in a step: traffic is predicted from this."""
 
     ADAMW = (
         "adamw",
         "Adam with decoupled weight decay (Loshchilov and Hutter 2019); keeps two moments.",
         "mmfsdp.kit.train.optimizer:adamw",
         2.0,
+        0,
     )
     MUON = (
         "muon",
         "Muon for matrices (Jordan 2024; Liu et al. 2025), which keeps one moment; adamw for embeddings and all else.",
         "mmfsdp.kit.train.muon:muon",
         2.0,  # of adamw, the most that it keeps for a parameter
+        2,  # in bf16
     )
 
 

@@ -18,6 +18,7 @@ PLACES = (
     ("all-gather", "backward"),
     ("reduce-scatter", "backward"),
     ("all-reduce", "backward"),
+    ("all-gather", "optimizer"),
 )
 """(kind, phase) of the collectives of units, in the order of a step."""
 
@@ -29,7 +30,7 @@ class CollectiveCount:
     kind: str
     """all-gather, reduce-scatter, all-reduce or broadcast."""
     phase: str
-    """forward, backward, or control (an all-reduce outside backward)."""
+    """forward, backward, optimizer, or control (an all-reduce outside of them)."""
     count: int
     bytes: int
     """Bytes of the full tensors: the parts of all ranks together."""

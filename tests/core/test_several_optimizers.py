@@ -1,5 +1,6 @@
 """Muon for matrices and AdamW for the rest on two ranks, as in one process; what a step or an evaluation refuses."""
 
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 
@@ -8,15 +9,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mmfsdp import checkpoint, train_step, wrap_fsdp
+from mmfsdp import checkpoint, make_plan, train_step, wrap_fsdp
 from mmfsdp.checkpoint.tensors import read_parameter
 from mmfsdp.core.even_batches import even_batches
-from mmfsdp.core.optimizer_states import changes_elements_alone
+from mmfsdp.core.optimizer_states import changes_elements_alone, gathered_bytes
 from mmfsdp.core.several_optimizers import SeveralOptimizers
+from mmfsdp.kit.train.meters import Collectives
 from mmfsdp.kit.train.muon import Muon
 from mmfsdp.kit.train.optimizer import build_optimizer
 from mmfsdp.kit.train.prepare import prepare
-from mmfsdp.params import FSDPParams, ParamError, RunParams, TrainParams
+from mmfsdp.params import FSDPParams, OptimizerKind, ParamError, RunParams, TrainParams
+from mmfsdp.predict.wire import CollectiveCount, collectives
 from tests.core.test_own_loop import inputs_of, llama
 from tests.ranks import on_ranks
 from tests.tiny_run import tiny_run
@@ -54,7 +57,10 @@ def several_of_ranks(folder: str) -> dict:
         same = steps_of(resumed, *again, ranks, range(2, 4)) == losses[2:]
         ends = [[read_parameter(model, part) for part in (MATRIX, NORM)] for model in (whole, resumed)]
         same = same and all(map(torch.equal, *ends))
+        with Collectives() as counted:
+            steps_of(resumed, *again, ranks, range(4, 5))
         found[name] = {"losses": losses, "same": same, "ends": [part.tolist() for part in ends[0]]}
+        found[name]["sent"] = [astuple(row) for row in counted.rows()]
     found["words"] = words_of_mistakes()
     return found
 
@@ -130,6 +136,25 @@ def test_muon_and_adamw_on_two_ranks_are_torchs_of_one_process_and_resume_bitwis
             assert torch.allclose(torch.tensor(part), expected, atol=2e-3)
         assert (torch.tensor(rank[name]["ends"][0]) - begin).norm() > 100 * 2e-3
         assert rank[name]["same"], "resumed from its checkpoint it goes on bit for bit"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", WAYS)
+def test_muons_gathers_are_sent_as_predicted(two_ranks, name):
+    plan = make_plan(llama(FROZEN), FSDPParams(**WAYS[name]), world_size=RANKS, example=inputs_of(0), train=TRAIN)
+    predicted = {(row.kind, row.phase): row for row in collectives(plan, TRAIN)}
+    gathers = predicted.get(("all-gather", "optimizer"))
+    assert bool(gathers) == (name != "DDP")
+    for rank in two_ranks:
+        sent = [CollectiveCount(*row) for row in rank[name]["sent"]]
+        measured = {(row.kind, row.phase): row for row in sent}
+        assert measured.get(("all-gather", "optimizer")) == gathers
+        assert sum(row.wire_bytes for row in sent) == sum(row.wire_bytes for row in predicted.values())
+
+
+def test_what_an_optimizer_gathers_is_what_its_entry_says():
+    assert OptimizerKind.MUON.gathers == Muon.gathers == gathered_bytes("mmfsdp.kit.train.muon:muon") == 2
+    assert OptimizerKind.ADAMW.gathers == gathered_bytes("torch.optim:SGD") == 0
 
 
 @pytest.mark.real

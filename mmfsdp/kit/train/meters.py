@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from ...core.micro_batch import StepBatch
@@ -44,15 +45,23 @@ class Collectives:
 
     def __enter__(self) -> Collectives:
         self._thread = threading.get_ident()
+        self._optimizing = False
+        self._hooks = [
+            register_optimizer_step_pre_hook(lambda *_: setattr(self, "_optimizing", True)),
+            register_optimizer_step_post_hook(lambda *_: setattr(self, "_optimizing", False)),
+        ]
         self._library = register_counting_kernels(self._add)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._library._destroy()
+        for hook in self._hooks:
+            hook.remove()
 
     def reset(self) -> None:
         """Forget what was counted."""
         self._counts.clear()
+        self._optimizing = False  # a step that raises does not call the hook after it
 
     def rows(self) -> list[CollectiveCount]:
         """Return the counts, by kind and phase."""
@@ -73,6 +82,8 @@ class Collectives:
             phase = "backward"
         elif threading.get_ident() != self._thread:
             return  # a checkpoint that a thread writes meanwhile
+        elif self._optimizing:
+            phase = "optimizer"
         else:
             # FSDP and DDP reduce in backward only, so what else is all-reduced is a step's loss, norm and counts.
             phase = "control" if kind == "all-reduce" else "forward"

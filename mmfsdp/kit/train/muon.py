@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
@@ -33,6 +35,7 @@ class Muon(Optimizer):
     """
 
     gathers_up_to = MAX_ELEMENTS
+    gathers = torch.bfloat16.itemsize
 
     def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.1, momentum: float = MOMENTUM) -> None:
         """Raise ParamError for a parameter that is no matrix, which flat shards of FSDP1 are not, or too large."""
@@ -73,8 +76,14 @@ def whole_of(p: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
     """Return the whole matrix of which this rank has a shard, sharded as a parameter."""
     if not isinstance(p, DTensor):
         return shard
-    sharded = DTensor.from_local(shard, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
-    return sharded.full_tensor()
+    # Not `full_tensor`: its collective is not among those that a run counts (meters.py).
+    axis = next(axis for axis, placement in enumerate(p.placements) if isinstance(placement, Shard))
+    ranks, (rows, columns) = p.device_mesh.size(axis), p.shape
+    padded = shard.new_zeros(ceil(rows / ranks), columns)  # FSDP2 shards rows; the last ranks may have fewer
+    padded[: shard.size(0)] = shard
+    parts = [torch.empty_like(padded) for _ in range(ranks)]
+    dist.all_gather(parts, padded, group=p.device_mesh.get_group(axis))
+    return torch.cat(parts)[:rows]
 
 
 def own_part(p: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
