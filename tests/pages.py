@@ -59,6 +59,11 @@ def own_loop() -> str:
     return f"```python\n{script}```\n"
 
 
+def nanovlm() -> str:
+    """The script beside its page."""
+    return f"```python\n{(PAGES / 'nanovlm.py').read_text(encoding='utf-8')}```\n"
+
+
 def own_scheduler() -> str:
     """The scheduler that the tests use."""
     return f"```python\n{(ROOT / 'tests/toy_scheduler.py').read_text(encoding='utf-8')}```\n"
@@ -254,6 +259,7 @@ MADE = {
     "frozen_dtype": _described(FrozenDtype),
     "options": options,
     "own_loop": own_loop,
+    "nanovlm": nanovlm,
     "own_scheduler": own_scheduler,
     "lint": lint,
     "machines": machines,
