@@ -44,7 +44,8 @@ def measure(policy: str) -> dict[str, Any]:
     """Train a step on two ranks with the copy. Return what was predicted and measured, or the "error".
 
     "predicted" and "measured": bytes sent, by collective and phase. "backward": for SHARD, KEEP and this policy, how
-    often each frozen unit is gathered in backward.
+    often each frozen unit is gathered in backward. "in_bf16": the same for this policy, where they are unsharded in
+    bf16.
     """
     port = free_port()
     paths = [str(artifacts("changed")), str(Path(__file__).resolve().parent.parent)]

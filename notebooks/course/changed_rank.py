@@ -20,21 +20,21 @@ def main(policy: str) -> None:
     dist.init_process_group("gloo")
     example = pictures_and_texts(0)
 
-    def plan_of(name: str) -> Any:
-        return make_plan(
-            uneven_vlm(), FSDPParams(frozen_policy=name), world_size=dist.get_world_size(), example=example
-        )
+    def plan_of(name: str, **fields: Any) -> Any:
+        params = FSDPParams(frozen_policy=name, **fields)
+        return make_plan(uneven_vlm(), params, world_size=dist.get_world_size(), example=example)
 
-    backward = {}
-    for name in dict.fromkeys(("SHARD", "KEEP", policy)):
-        units = [unit for unit in plan_of(name).units if unit.frozen_policy]
-        backward[name] = {unit.name: unit.gathers_backward for unit in units}
+    def gathers(name: str, **fields: Any) -> dict[str, int]:
+        return {unit.name: unit.gathers_backward for unit in plan_of(name, **fields).units if unit.frozen_policy}
+
+    backward = {name: gathers(name) for name in dict.fromkeys(("SHARD", "KEEP", policy))}
     model = wrap_fsdp(uneven_vlm(), FSDPParams(frozen_policy=policy), example=example)
     for _ in range(2):
         with Collectives() as counted:
             model(**pictures_and_texts(dist.get_rank())).backward()
     measured = {f"{row.kind}, {row.phase}": row.wire_bytes for row in counted.rows()}
     result = {"predicted": planned_bytes(plan_of(policy)), "measured": measured, "backward": backward}
+    result["in_bf16"] = gathers(policy, mixed_precision="bf16")
     if dist.get_rank() == 0:
         print(json.dumps(result))
     dist.destroy_process_group()

@@ -20,7 +20,8 @@ def contents() -> Any:
 
     done = progress()
     rows = "".join(_row(path, done) for path in sorted(HERE.glob("[0-9][0-9]_*.ipynb")))
-    head = "<tr><th></th><th style='text-align:left'>notebook</th><th>minutes</th><th>exercises passed</th></tr>"
+    words = "<th>minutes (estimates)</th><th>exercises passed</th>"
+    head = f"<tr><th></th><th style='text-align:left'>notebook</th>{words}</tr>"
     return HTML(f"<table>{head}{rows}</table>")
 
 

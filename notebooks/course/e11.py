@@ -6,7 +6,7 @@ from typing import Any
 
 from .checks import exercise, saved
 
-SMALL, LARGE = ("blocks.0", "blocks.2"), "blocks.1"
+SMALL, LARGE, JUST_BELOW = ("blocks.0", "blocks.2"), "blocks.1", "blocks.3"
 
 
 def last_name(answer: object) -> str:
@@ -77,6 +77,13 @@ def change(result: dict[str, Any]) -> str | None:
     new = backward["KEEP_SMALL"]
     if new[LARGE] == 0:
         return f"{LARGE} has 16.2 MiB, and is kept: a unit of 16 MiB or more should be sharded."
+    if not any(new[name] for name in SMALL) and new[JUST_BELOW]:
+        return f"{JUST_BELOW} has 15.7 MiB, and is gathered again in backward: a MiB is 2**20 bytes, not a million."
+    if not any(new[name] for name in SMALL) and result["in_bf16"][LARGE]:
+        return (
+            f"In bf16 {LARGE} has 8.1 MiB unsharded, and is not kept: take the bytes of the dtype that a parameter has "
+            "in compute, not of the one that it has at rest."
+        )
     if any(new[name] for name in SMALL):
         return f"{SMALL[0]} has 0.2 MiB, and is gathered again in backward: a unit below 16 MiB should be kept."
     if result["predicted"] != result["measured"]:

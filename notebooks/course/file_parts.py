@@ -55,7 +55,14 @@ def parts_after(step: int) -> dict[str, str]:
 
 
 def catch_up(line: str) -> None:
-    """Write my_fsdp.py as it should be after a step: the line magic `%catch_up 2`. Your own is kept beside it."""
+    """Write my_fsdp.py as it should be after a step: the line magic `%catch_up 2`. Your own is kept beside it.
+
+    `%catch_up 3 collectives` writes that part of step 3 only, into your own file. Raises ValueError for other words.
+    """
+    words = line.split()
+    if len(words) == 2:
+        write_one_part(*words)
+        return
     step = int(line)
     if own_file().is_file():
         own_file().replace(own_file().with_name("my_fsdp_before.py"))
@@ -63,6 +70,16 @@ def catch_up(line: str) -> None:
     write_parts(parts_after(step))
     broken.clear()
     print(f"{os.path.relpath(own_file())} is as after step {step}.")
+
+
+def write_one_part(step: str, name: str) -> None:
+    """Write one part as the solution of a step has it, and leave the others. Raises ValueError."""
+    names = [part.name for part in lesson_parts() if str(part.step) == step]
+    if name not in names:
+        raise ValueError(f"%catch_up: step {step} has no part {name!r}; it has {', '.join(names) or 'none: 1 to 6'}")
+    write_parts(own_parts() | {name: parts_after(int(step))[name]})
+    broken.discard(name)
+    print(f"{os.path.relpath(own_file())} has {name} as the solution of step {step} has it.")
 
 
 def go_on_from(line: str) -> None:

@@ -84,9 +84,18 @@ def _outputs(cell: NotebookNode, folder: Path) -> Iterator[str]:
 
 def _picture(svg: str, folder: Path) -> str:
     """An SVG as a file of its own: on white, as nothing around it gives its text a color."""
-    words = re.search(r"<title>(.*?)</title>|aria-label='(.*?)'", svg)
-    alt = re.sub(r"[\[\]\n]", " ", (words[1] or words[2]) if words else "")[:200]
-    return f"![{alt}]({folder.name}/{_keep(_alone(svg), '.svg', folder)})"
+    return f"![{_alt(svg)}]({folder.name}/{_keep(_alone(svg), '.svg', folder)})"
+
+
+def _alt(svg: str) -> str:
+    """What an SVG says in words."""
+    words = re.search(r"<title>(.*?)</title>|aria-label=(['\"])(.*?)\2", svg)
+    return in_brackets((words[1] or words[3]) if words else "")
+
+
+def in_brackets(words: str) -> str:
+    """Words as the alt text of a picture in Markdown."""
+    return re.sub(r"[\[\]\n]", " ", words)[:200]
 
 
 def _alone(svg: str) -> bytes:
@@ -132,7 +141,8 @@ class _Html(HTMLParser):
 
     def parts_of(self, page: str) -> list[str]:
         for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
-            page = page.replace(svg, f"<svg name='{_keep(_alone(svg), '.svg', self.folder)}'>", 1)
+            name = _keep(_alone(svg), ".svg", self.folder)
+            page = page.replace(svg, f"<svg name='{name}' alt='{_alt(svg)}'>", 1)
         self.feed(page)
         self._flush()
         return self.parts
@@ -147,9 +157,9 @@ class _Html(HTMLParser):
             self.text += "\n"
         source = given.get("src") or ""
         if tag == "img" and source.startswith("data:image/png;base64,"):
-            self._image(_keep(b64decode(source.partition(",")[2]), ".png", self.folder))
+            self._image(_keep(b64decode(source.partition(",")[2]), ".png", self.folder), given.get("alt") or "")
         if tag == "svg":
-            self._image(str(given["name"]))
+            self._image(str(given["name"]), given.get("alt") or "")
 
     def handle_endtag(self, tag: str) -> None:
         self.hidden = "" if tag == self.hidden else self.hidden
@@ -159,9 +169,9 @@ class _Html(HTMLParser):
     def handle_data(self, data: str) -> None:
         self.text += "" if self.hidden else data
 
-    def _image(self, name: str) -> None:
+    def _image(self, name: str, alt: str) -> None:
         self._flush()
-        shown = f"![]({self.folder.name}/{name})"
+        shown = f"![{in_brackets(alt)}]({self.folder.name}/{name})"
         if self.parts and self.parts[-1].startswith("!["):
             self.parts[-1] += f" {shown}"
         else:

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +233,10 @@ def show_counts(counts: dict[str, int], steps: int) -> None:
 
 
 def verify(script: dict[str, Any]) -> None:
-    """Call mmfsdp's checks of one's own loop with the functions of a script; print what is wrong, and no fix."""
+    """Call mmfsdp's checks of one's own loop with the functions of a script; print which are wrong, and no reason.
+
+    The reason would be the answer of the exercise: it is told when the script is right.
+    """
     import mmfsdp
 
     batches = [script["batch_of"](0, rank) for rank in range(dist.get_world_size())]
@@ -241,4 +244,8 @@ def verify(script: dict[str, Any]) -> None:
     with redirect_stdout(io.StringIO()):
         report = mmfsdp.verify(script["build"], batches=batches, **pieces)
     if dist.get_rank() == 0:
-        print(*(replace(line, fix="") for line in report.lines), sep="\n")
+        for line in report.lines:
+            if line.level == "wrong":
+                print(f"wrong  {line.code}")
+            elif line.level == "ok":
+                print(line)

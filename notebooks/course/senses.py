@@ -238,20 +238,22 @@ def gallery(samples: Sequence[Sample], said: Sequence[str] = ()) -> Any:
     cards = []
     for i, one in enumerate(samples):
         sounds = getattr(one, "sounds", ())
-        shown = "".join(_png(image) for image in one.images) + "".join(_wave(wave) for wave in sounds)
         text = one.text.replace(IMAGE, "").replace(END_OF_CHUNK, " |")
+        pictures = "".join(_png(image, f"the picture to: {text}") for image in one.images)
+        shown = pictures + "".join(_wave(wave, f"the sound to: {text}") for wave in sounds)
         words = f"{escape(text)}{f'<br><b>said:</b> {escape(said[i])}' if said else ''}"
         wide = 104 * (3 if len(one.images) % 2 and not sounds and len(one.images) > 1 else 2)
         cards.append(f"<div style='width:{wide}px'>{shown}<div>{words}</div></div>")
     return HTML(f"<div style='display:flex;flex-wrap:wrap;gap:16px'>{''.join(cards)}</div>")
 
 
-def _png(image: Any) -> str:
+def _png(image: Any, alt: str) -> str:
     held = BytesIO()
     image.resize((96, 96), 0).save(held, "PNG")
-    return f"<img src='data:image/png;base64,{b64encode(held.getvalue()).decode()}' alt='' width='96' height='96'> "
+    source = f"data:image/png;base64,{b64encode(held.getvalue()).decode()}"
+    return f"<img src='{source}' alt='{escape(alt)}' width='96' height='96'> "
 
 
-def _wave(wave: np.ndarray) -> str:
+def _wave(wave: np.ndarray, alt: str) -> str:
     points = [(i * 96 / len(wave), 48 - 80 * float(wave[i])) for i in range(0, len(wave), 4)]
-    return svg(96, 96, "a sound", path(points, FROZEN, width=0.7))
+    return svg(96, 96, alt, path(points, FROZEN, width=0.7))

@@ -45,14 +45,20 @@ def mutants(code: str, given: str = "") -> Iterator[Mutant]:
     tree = ast.parse(code)
     lines, solution = own_lines(code, given), ast.unparse(tree)
     seen = {solution}
+    printed = {id(inner) for node in ast.walk(tree) if is_print(node) for inner in ast.walk(node)}
     for node in ast.walk(tree):
-        if getattr(node, "lineno", None) not in lines:
+        if getattr(node, "lineno", None) not in lines or id(node) in printed:
             continue
         for changed in changes_of(node):
             text = replaced(tree, node, changed)
             if text not in seen:
                 seen.add(text)
                 yield Mutant(different(solution, text), different(text, solution), text)
+
+
+def is_print(node: ast.AST) -> bool:
+    """Return True for a call of print: what a learner prints is not graded."""
+    return isinstance(node, ast.Expr) and ast.unparse(node).startswith("print(")
 
 
 def own_lines(code: str, given: str) -> set[int]:

@@ -6,6 +6,7 @@ import fsdp_in_200_lines
 import pytest
 import torch.distributed as dist
 from books import FOLDER
+from course import checks
 from course import file_parts as files
 from course.grades import graded
 from course.proof import peak
@@ -47,6 +48,18 @@ def test_catching_up_keeps_the_file_that_was_there(capsys):
     assert "Not written yet: refill" in capsys.readouterr().out
 
 
+def test_one_part_is_given_and_the_others_stay(capsys):
+    files.part("1 shard_of", "def shard_of(tensor):\n    return tensor\n")
+    files.part("3 collectives", "def gather(unit):\n    ...")
+    files.catch_up("3 collectives")
+    assert files.own_parts() == {
+        "shard_of": "def shard_of(tensor):\n    return tensor",
+        "collectives": files.parts_after(3)["collectives"],
+    }
+    with pytest.raises(ValueError, match="step 2 has no part 'collectives'; it has piece, refill"):
+        files.catch_up("2 collectives")
+
+
 def test_a_part_is_replaced_where_it_stands_and_blanks_are_named(capsys):
     for name in ("a", "b"):
         files.part(f"1 {name}", f"{name} = 1")
@@ -83,10 +96,17 @@ def test_the_copy_for_the_class_catches_up_without_solutions(tmp_path, monkeypat
     assert main() == 0
     packed = tmp_path / "class" / "course"
     assert "shard_of" not in (packed / "parts.txt").read_text()
-    assert "shard_of" not in (tmp_path / "class" / WHOLE.name).read_text()
+    finished = tmp_path / "class" / WHOLE.name
+    assert "shard_of" not in finished.read_text()
     parts = files.lesson_parts()
     monkeypatch.setattr(files, "HERE", packed)
     assert json.dumps(files.lesson_parts()) == json.dumps(parts)
+    monkeypatch.setattr(checks, "__file__", str(packed / "checks.py"))
+    checks.unpack_reward("02.shard")
+    assert "shard_of" not in finished.read_text()
+    checks.unpack_reward("03.predict")
+    checks.unpack_reward("03.predict")
+    assert finished.read_text() == WHOLE.read_text()
 
 
 def by_block(shard, model):

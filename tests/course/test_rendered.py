@@ -68,3 +68,8 @@ def test_of_a_check_a_page_shows_only_what_it_tells_after_a_right_answer(tmp_pat
     text = (tmp_path / "a.md").read_text()
     assert "\n\n> Right. Seen in issue 7.\n\n" in text
     assert text.count("Right.") == 1 and "Not yet" not in text
+
+
+def test_each_picture_of_a_page_has_an_alt_text():
+    for page in PAGES.glob("*.md"):
+        assert "![]" not in page.read_text(), page.name

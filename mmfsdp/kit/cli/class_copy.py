@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,8 +20,11 @@ PACKED = (
     "fsdp_in_200_lines.py",
     "course/clinic_references.py",
     "course/clinic_stories.py",
+    "course/four_bits.py",
     "course/questions.yaml",
 )
+BEFORE_CODE, AFTER_CODE = "import base64, zlib\n\nexec(zlib.decompress(base64.b64decode('", "')))\n"
+"""Stand around the code of a packed Python file, which runs it."""
 FOLDERS = ("course", "reference", "images", "measured")
 TUTOR_NOTE = """# For AI assistants in this folder
 
@@ -119,8 +122,16 @@ def packed(path: Path) -> bytes:
     """
     text = b64encode(zlib.compress(path.read_bytes())).decode()
     if path.suffix == ".py":
-        text = f"import base64, zlib\n\nexec(zlib.decompress(base64.b64decode('{text}')))\n"
+        text = f"{BEFORE_CODE}{text}{AFTER_CODE}"
     return text.encode()
+
+
+def unpacked(text: str) -> str | None:
+    """Return the source of a Python file that `packed` made; None of any other text."""
+    if not (text.startswith(BEFORE_CODE) and text.endswith(AFTER_CODE)):
+        return None
+    code = text.removeprefix(BEFORE_CODE).removesuffix(AFTER_CODE)
+    return zlib.decompress(b64decode(code)).decode()
 
 
 def class_files(notebooks: Path) -> dict[str, bytes]:
