@@ -21,10 +21,10 @@ demo: .venv/.installed
 	$(BIN)/mmfsdp run --config tiny --launch.name demo --launch.replace
 
 test: .venv/.installed-test
-	$(BIN)/python -m pytest -n 2 -m 'not extended'
+	$(BIN)/python -m pytest -n 3 -m 'not extended'
 
 test-all: .venv/.installed-test
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3
 
 SMALL_PACKAGE := $(addprefix tests/,params own core predict checkpoint test_style.py test_layers.py)
 test-fast: .venv/.installed-test

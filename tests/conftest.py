@@ -103,19 +103,24 @@ def pytest_runtest_call(item):
     return result
 
 
-WAITING_FOLDERS = ["slurm", "browser", "course", "notebooks", "slides"]
-"""Real tests that mostly wait, for Slurm, a browser or a kernel, in order: they run beside those with ranks."""
+APART = {
+    "slurm": "slurm",
+    "run": "runs",
+    **dict.fromkeys(("browser", "course", "notebooks", "slides"), "pages"),
+}
+"""Folders whose real tests mostly wait, for Slurm, ends of runs, a browser or a kernel, in the order in which they are
+begun; and the group that each is in. A group has one test at a time, beside the tests of other groups."""
 
 
 def place(item):
     """First the demo, by its command, as a person's first: it pretrains the backbones that later tests use.
 
-    Those on Slurm, which run beside it, need none.
+    Those on Slurm and of runs, which run beside it, need none. Files without a real test come last.
     """
     if item.path.name == "test_demo.py":
         return -1
     folder = item.path.parent.name
-    return WAITING_FOLDERS.index(folder) if folder in WAITING_FOLDERS else len(WAITING_FOLDERS)
+    return list(APART).index(folder) if folder in APART and has_real_tests(item.path) else len(APART)
 
 
 def pytest_collection_modifyitems(items):
@@ -130,7 +135,7 @@ def has_real_tests(path):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With `-n 2`, one process has all files with ranks, one at a time; the other those that wait, then the rest."""
+    """With `-n 3`, one process has all files with ranks, one at a time; the others those that wait, then the rest."""
     from xdist.scheduler import LoadScopeScheduling
 
     class RanksInOne(LoadScopeScheduling):
@@ -138,7 +143,7 @@ def pytest_xdist_make_scheduler(config, log):
             path = config.rootpath / nodeid.partition("::")[0]
             if config.option.markexpr == "not real" or not has_real_tests(path):
                 return str(path)
-            return "waiting" if path.parent.name in WAITING_FOLDERS else "ranks"
+            return APART.get(path.parent.name, "ranks")
 
     config.option.loadscopereorder = False
     return RanksInOne(config, log)
