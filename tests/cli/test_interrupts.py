@@ -48,7 +48,8 @@ def test_ctrl_c_at_a_late_import_and_while_ranks_are_started_ends_in_one_line(tm
     assert ended.stderr.splitlines()[1:] == ["", "mmfsdp: interrupted"], "below what the command says it does"
 
     # A terminal sends Ctrl-C to all processes: the fork server is importing, and no rank is forked yet.
-    code = "import sys; from mmfsdp.kit import cli; sys.argv[1:] = ['verify', 'tiny']; sys.exit(cli.main())"
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's `&` ignores it
+    code += "from mmfsdp.kit import cli; sys.argv[1:] = ['verify', 'tiny']; sys.exit(cli.main())"
     with subprocess.Popen(
         [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True
     ) as verify:
