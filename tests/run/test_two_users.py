@@ -24,6 +24,7 @@ from mmfsdp.kit.run import sweep as _
 from mmfsdp.kit.run.start import make_folder
 from mmfsdp.kit.widgets import report as _
 from mmfsdp.kit.run.launchers.registry import LAUNCHERS, launcher_named
+from huggingface_hub import get_session as _
 cli.build_parser()
 for name in LAUNCHERS:
     launcher_named(name)
