@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..params import FrozenPolicy, FSDPParams, ParamError
-from .group import common_module, contains, is_layer_list, owning_group
+from .group import common_module, contains, owning_group
 from .names import ancestors, named_tensors
 from .plan import ITEMSIZE, ROOT, Param, Unit, UnitKind
 from .quantize import count_weights, matrix_name
@@ -225,12 +225,11 @@ def _last_units(model: nn.Module, units: list[Modules], trace: Trace) -> set[Mod
         if not any(contains(unit, other) for other in units if other != unit):
             innermost.append(unit)
     last = max(innermost, key=trace.last_end)
-    lists = {name for name, module in model.named_modules(remove_duplicate=False) if is_layer_list(module)}
     layers_end = 0.0
     for unit in innermost:
-        around = {module for path in unit for module in ancestors(path)}
-        is_layer = bool(around & lists) or not lists  # without a list, each unit counts as a layer
-        if unit != last and is_layer:
+        around = {model.get_submodule(module) for path in unit for module in ancestors(path)}
+        # A unit is often less than a layer, such as one of several bare matrices: any list around it will do.
+        if unit != last and any(isinstance(module, (nn.ModuleList, nn.Sequential)) for module in around):
             layers_end = max(layers_end, trace.last_end(unit))
     return {unit for unit in units if unit == last or contains(unit, last) or trace.last_end(unit) > layers_end}
 
