@@ -108,5 +108,5 @@ def ways_table(compared: list[ShardingWay]) -> str:
     note = "*: as the parameters say"
     if machines:
         note += f". a step: on {', '.join(machines)}, at best; --machine NAME chooses another"
-    lines.append(note)
+    lines += textwrap.wrap(note, WIDTH)
     return "\n".join(lines)
