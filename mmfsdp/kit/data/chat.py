@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from PIL import Image
@@ -101,6 +101,7 @@ class ChatProcessor(SampleProcessor):
     conversation before it. A batch without pictures gets a row with a blank one.
     """
 
+    resizes_pictures: ClassVar[bool] = True
     processor: Any = field(kw_only=True)
     source: str = field(kw_only=True)
     """The processor's folder or hub name, for errors."""

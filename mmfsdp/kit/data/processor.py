@@ -61,6 +61,8 @@ class SampleProcessor(ABC):
     """It takes the rows of a person's own reader as they are, not as samples."""
     shows_tokens: ClassVar[bool] = False
     """Its batches are those of a MediaModel, and it has `piece`, so that the tokens of an answer can be shown."""
+    resizes_pictures: ClassVar[bool] = False
+    """The model's own processor gets each picture at its size, and resizes it or cuts it into tiles."""
     tokenizer: Any
     image_size: int
     """Side of the pictures that a source draws for it, in pixels."""

@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from ...params import ParamError, RunParams
-from ..data.chat import ChatProcessor
 from ..data.processor import SampleProcessor
 from ..models.kinds import kind_of
 
@@ -82,7 +81,7 @@ def sizes_of(model: nn.Module, params: RunParams, processor: SampleProcessor | N
 def _picture(model: Any, params: RunParams, processor: SampleProcessor | None) -> Size:
     """Return the size of a picture. Raises ParamError where the model takes pictures of one size only."""
     kind, described = kind_of(params.model), params.model.picture
-    if isinstance(processor, ChatProcessor):
+    if processor is not None and processor.resizes_pictures:
         return _side_of_chat(model, params, processor)
     shape, tokens = described.get("pixel_values"), described.get("tokens", 0)
     make: Callable[[int], dict[str, Any]]
@@ -114,11 +113,11 @@ def _picture(model: Any, params: RunParams, processor: SampleProcessor | None) -
     return Size("picture", unit, "", side, now, inputs, is_linear=False, tokens=lambda n: batch * make(n)["tokens"])
 
 
-def _side_of_chat(model: nn.Module, params: RunParams, processor: ChatProcessor) -> Size:
+def _side_of_chat(model: nn.Module, params: RunParams, processor: SampleProcessor) -> Size:
     """Return the side of a picture that the model's own processor resizes, cuts into tiles, or takes as it is."""
     kind = kind_of(params.model)
 
-    def resized(n: int) -> ChatProcessor:
+    def resized(n: int) -> SampleProcessor:
         return replace(processor, image_size=n * SIDE_STEP)
 
     def inputs(n: int) -> dict[str, Any] | None:
