@@ -63,7 +63,7 @@ def test_every_way_to_begin_opens_the_data_once_and_tells_the_same(begun, tmp_pa
     opened, started = begun
     params = tiny_run(tmp_path, **{"fsdp.backend": "FSDP1", "fsdp.auto_wrap_policy": "NO_WRAP", "launch.name": "one"})
     path = params.data.path
-    monkeypatch.setattr(running, "params_of", lambda values: params)
+    monkeypatch.setattr(running, "chosen_params", lambda values: params)
 
     told = []
     with pytest.raises(InterruptedError):
@@ -106,7 +106,7 @@ def test_the_button_and_the_command_write_the_same_plan_and_the_button_counts_no
         raise InterruptedError  # nothing is started
 
     monkeypatch.setattr(importlib.import_module("mmfsdp.kit.run.launch"), "start", take_down)
-    monkeypatch.setattr(running, "params_of", lambda values: params)
+    monkeypatch.setattr(running, "chosen_params", lambda values: params)
     with pytest.raises(InterruptedError):
         running.run(Namespace())
     assert plans[0]["estimate"]["batch_peak_bytes"] and "first 8 batches" in plans[0]["estimate"]["batch"]
