@@ -303,9 +303,9 @@ def load_run(
     """
     beat("the model")
     check_no_replay(folder, "captioned or exported")
+    of_run = RunParams.from_yaml(folder / "params.yaml")  # first: it says if the folder is no run
     chosen = chosen_checkpoint(folder, best=best)
-    step = checkpoint.marker_of(chosen)["step"]
-    params = phase_of_step(RunParams.from_yaml(folder / "params.yaml"), step).params
+    params = phase_of_step(of_run, checkpoint.marker_of(chosen)["step"]).params
     transformers.utils.logging.disable_progress_bar()
     seed_all(params.train.seed)  # backbones without weights are random, and the run's
     with own_code_of(folder, params):
