@@ -12,7 +12,9 @@ from tests.test_docs import PAGES, blocks
 
 pytestmark = pytest.mark.real
 
-STARTS = re.compile(r"\b(launch|sweep|Run\.open)\(|from_pretrained\(\"[A-Z]|init_process_group\(.* if |torchrun --nproc")
+STARTS = re.compile(
+    r"\b(launch|sweep|Run\.open)\(|from_pretrained\(\"[A-Z]|init_process_group\(.* if |torchrun --nproc"
+)
 """What starts or opens a run, downloads a model, or is for torchrun: other tests do that, on smaller models."""
 SCRIPTS = {page.stem: [b for b in blocks(page, "python") if not STARTS.search(b)] for page in PAGES}
 
