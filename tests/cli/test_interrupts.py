@@ -53,10 +53,9 @@ def test_ctrl_c_at_a_late_import_and_while_ranks_are_started_ends_in_one_line(tm
     with subprocess.Popen(
         [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True
     ) as verify:
-        until(lambda: any("forkserver" in " ".join(child.cmdline()) for child in children(verify)))
-        until(
-            lambda: not ignores_interrupts(verify.pid)
-        )  # as it does while it starts the fork server, which inherits it
+        until(lambda: any("forkserver" in words for words in lines_of_children(verify)))
+        # It does while it starts the fork server, which inherits that.
+        until(lambda: not ignores_interrupts(verify.pid))
         os.killpg(verify.pid, signal.SIGINT)
         _, said = verify.communicate(timeout=240)  # its end of file: no rank and no fork server is left
     assert verify.returncode == 130 and "Traceback" not in said
@@ -69,9 +68,15 @@ def ignores_interrupts(pid: int) -> bool:
     return bool(int(mask, 16) >> (signal.SIGINT - 1) & 1)
 
 
-def children(process: subprocess.Popen) -> list[psutil.Process]:
-    """The processes below another one."""
-    return psutil.Process(process.pid).children(recursive=True)
+def lines_of_children(process: subprocess.Popen) -> list[str]:
+    """The command lines of the processes below another one. Some end meanwhile."""
+    lines = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        try:
+            lines.append(" ".join(child.cmdline()))
+        except psutil.NoSuchProcess:  # a zombie, too
+            continue
+    return lines
 
 
 def test_an_error_that_a_library_makes_of_ctrl_c_is_no_fault_of_the_package(monkeypatch, capsys):
