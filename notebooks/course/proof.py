@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from mmfsdp.kit.arena.ranks import gradient_norm
 from mmfsdp.kit.train.cpu_memory import cpu_memory
 from mmfsdp.kit.train.meters import Collectives
 
@@ -95,17 +96,6 @@ def held_after_evaluation(net: nn.Module, inputs: dict[str, torch.Tensor], units
         with torch.no_grad():
             net(**inputs)
     return bytes_held(units)
-
-
-def gradient_norm(parameters: list[nn.Parameter]) -> float:
-    """Return the norm of the gradient over all ranks; parameters without a gradient count as zeros."""
-    square = torch.zeros(())
-    for p in parameters:
-        if p.grad is not None:
-            shard = p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad
-            square += shard.square().sum()
-    dist.all_reduce(square)
-    return square.sqrt().item()
 
 
 def peak(shard: Shard, model: Model, batch: Batch) -> int:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
+import torch
+
 from ...core.plan import ring_bytes
 from ...predict.machines import machine_of
 from ...predict.seconds import ring_time
@@ -25,6 +27,11 @@ PARAMETERS, TOKENS = 40e9, 2048
 """Of the model as it is played, and of a rank's micro-batch. Its weights in bf16 are a little more than a GPU holds."""
 NARROWER = 0.5
 """Bytes of bf16 for each of the fp32 in which the arena's model computes."""
+
+
+def times_larger(parameters: float, whole: int) -> float:
+    """Return how many times as many parameters these are as those of the arena's model, of `whole` bytes in fp32."""
+    return parameters / (whole / torch.float32.itemsize)
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class Memory:
 
     def needed(self, parameters: float) -> int:
         """Return the bytes that must be free on a GPU of the machine, if the model had so many parameters."""
-        times = parameters / (self.whole / 4)
+        times = times_larger(parameters, self.whole)
         weights = (self.kept + self.shared / RANKS + self.more) * times
         # The width of a model grows with the root of its parameters.
         activations = self.activations * sqrt(times) * TOKENS / (SAMPLES * TOY_TOKENS)
@@ -70,7 +77,7 @@ class Memory:
 def budget(whole: int, activations: int) -> int:
     """Return the bytes, of the arena's model in fp32, that a rank of 64 may hold of weights and gradients in a step."""
     unused = Memory(whole, 0.0, 0.0, 0, activations)
-    times = PARAMETERS / (whole / 4)
+    times = times_larger(PARAMETERS, whole)
     free = machine_of(MACHINE).capacity - unused.needed(PARAMETERS)
     return int(free / (1 + machine_of(MACHINE).fragmentation) / times / NARROWER)
 
@@ -116,7 +123,7 @@ def play(events: list[Event], *, whole: int, own_stream: bool = False) -> Played
             `_fsdp_param_group.py`, wait_for_unshard).
     """
     machine = machine_of(MACHINE)
-    times = PARAMETERS / (whole / 4)
+    times = times_larger(PARAMETERS, whole)
     rate = machine.flops * (machine.products or machine.efficiency)
     longer = times * TOKENS / (SAMPLES * TOY_TOKENS) / rate
     now = network = 0.0

@@ -9,10 +9,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from ...params import ParamError
 from ..run.files.folder import read_json, write_json
 from .clock import MACHINE, PARAMETERS, RANKS, Memory, Played, play
-from .model import BLOCKS, INNER, WIDTH
+from .model import BLOCKS, Block
 from .step_log import Event, sent
 
 VERSION = 1
@@ -20,7 +22,8 @@ VERSION = 1
 MAX_EVENTS = 2_000
 """Of a step. The model has 13 units."""
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "broadcast")
-ENCODER = 4 * BLOCKS * (2 * WIDTH * INNER + INNER + WIDTH)
+with torch.device("meta"):
+    ENCODER = BLOCKS * sum(p.nbytes for p in Block().parameters())
 """Bytes of the encoder. No gradient passes through it, so backward needs none of it."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -76,8 +77,6 @@ def _student(folder: Path) -> Student:
 
 def _exercises(path: Path) -> tuple[str, ...]:
     """Return the names of the exercises passed; none where the file holds anything else."""
-    import json
-
     try:
         names = json.loads(read_file(path, limit=MOST_BYTES))
     except (OSError, ValueError, RecursionError):
@@ -102,7 +101,9 @@ def wall(students: list[Student], title: str) -> str:
 def _row(student: Student, lessons: list[str]) -> str:
     result = student.result
     step = "" if result is None else "does not fit" if result.number is None else f"{result.number:.1f} ms"
-    cells = [shown(student.name), step or ("refused" if student.refused else "")]
+    if student.refused:
+        step = f'<span title="{shown(student.refused)}">refused</span>'
+    cells = [shown(student.name), step]
     cells.append("" if result is None else billions(result.mine.memory.largest))
     cells.append(str(student.points))
     for level in LEVELS:
@@ -112,5 +113,4 @@ def _row(student: Student, lessons: list[str]) -> str:
         cells.append(str(passed) if passed else "")
     when = datetime.fromtimestamp(student.newest, timezone.utc)
     cells.append(f"{when:%H:%M} UTC" if student.newest else "")
-    html = "".join(f"<td>{cell}</td>" for cell in cells)
-    return html if not student.refused else html.replace("<td>refused", f'<td title="{shown(student.refused)}">refused')
+    return "".join(f"<td>{cell}</td>" for cell in cells)
