@@ -130,7 +130,7 @@ def test_a_run_whose_time_is_up_is_told_so(timed, cluster):
 
 def test_a_folder_that_names_another_job_cannot_touch_it(submit, cluster, tmp_path, capsys):
     """Somebody hands a folder over; who cancels or drills it has a job of their own."""
-    own = submit("polite")
+    own = submit("polite", **{"launch.timeout_min": 10})  # longer than this takes where Slurm is slow
     for rank in range(4):
         until(lambda rank=rank: "life 0 step 2" in own.logs(rank), words=lambda: str(own.state()))
     handed = tmp_path / "handed"
