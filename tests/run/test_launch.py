@@ -170,7 +170,7 @@ def test_the_first_node_takes_the_interface_to_the_others_where_its_own_name_is_
 def test_a_rank_that_hangs_is_found_whatever_the_clock_of_the_file_server(start):
     runs = []
     for name in ("behind", "ahead"):
-        changes = {"launch.name": name, "launch.silence_s": 1.0}
+        changes = {"launch.name": name, "launch.silence_s": 3.0}
         runs.append(start("hangs_on_a_skewed_file_server", **changes))
     for run in runs:
         state = run.wait(240)

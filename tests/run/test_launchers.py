@@ -122,7 +122,7 @@ def toy(tmp_path, monkeypatch):
 @pytest.mark.real
 def test_a_scheduler_of_ones_own_launches_cancels_and_names_a_hang(toy, tmp_path):
     """Its path is given in Python, in YAML and on the command line."""
-    changes = {"launch.name": "hangs", "launch.silence_s": 2.0}
+    changes = {"launch.name": "hangs", "launch.silence_s": 3.0}
     hangs = launch(toy.change(**changes), entry="tests.launch_entries:hangs_on_a_skewed_file_server")
     until(lambda: hangs.state().status is not Status.QUEUED)
     toy.change(**{"launch.name": "busy"}).to_yaml(tmp_path / "busy.yaml")

@@ -23,7 +23,7 @@ def go(entry, **changes):
     return launch(params.change(**{"launch.name": entry} | changes), entry=f"tests.launch_entries:{entry}")
 
 runs = {name: go(name) for name in ("places", "killed", "stream", "preemptible")}
-runs["hang"] = go("hang", **{"launch.silence_s": 4})
+runs["hang"] = go("hang", **{"launch.silence_s": 10})
 until(lambda: runs["stream"].state().step > 5, words=lambda: str(runs["stream"].state()))
 until(lambda: runs["preemptible"].state().step > 3, words=lambda: str(runs["preemptible"].state()))
 runs["preemptible"].drill()

@@ -22,7 +22,7 @@ FAILS = rf"({LEFT})?{ABORTED}.*"
 
 
 def test_planted_hangs_are_named_across_nodes(cluster, tmp_path):
-    two = {"launch.ranks": 2, "launch.silence_s": 4, "launch.threads": 1, "launch.cpus_per_task": 1}
+    two = {"launch.ranks": 2, "launch.silence_s": 20, "launch.threads": 1, "launch.cpus_per_task": 1}
     runs = {}
     for fault in (*HANGS, "no_picture_in_gloo"):
         runs[fault] = launch(light(tmp_path, **two, **{"launch.name": fault}), entry=f"tests.hang_entries:{fault}")

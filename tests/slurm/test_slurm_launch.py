@@ -105,7 +105,7 @@ ENDS = {
 
 
 def test_every_end_is_told_with_its_cause(submit, cluster):
-    silence = {"launch.silence_s": 4}  # for the one that hangs: a rank may not begin five times as late as that
+    silence = {"launch.silence_s": 10}  # for the one that hangs: a rank may not begin five times as late as that
     runs = {entry: submit(entry, **(silence if entry == "hang" else {})) for entry in ENDS}
     outside = submit("stream")
     until(lambda: outside.state().step > 0, words=lambda: str(outside.state()))
