@@ -13,10 +13,9 @@ def main() -> int:
         # An exception may come at any line of an import, where libraries catch it or Python prints it and goes on.
         signal.signal(signal.SIGINT, _end)
     from .kit import cli
-    from .kit.cli import interrupts
 
     if heeds:
-        signal.signal(signal.SIGINT, interrupts.note)
+        signal.signal(signal.SIGINT, cli.note_interrupt)
     return cli.main()
 
 

@@ -9,7 +9,7 @@ from mmfsdp.core.plan import ring_bytes
 from mmfsdp.kit.check.judge import Asked, figures_of, rank_lines
 from mmfsdp.kit.check.machine_figures import bandwidth_line, machine_block, machine_figures, write_machine
 from mmfsdp.kit.check.places import SHM, probe
-from mmfsdp.kit.check.read_facts import facts_of
+from mmfsdp.kit.check.rank_facts import facts_of
 from mmfsdp.kit.check.site_report import SiteReport
 from mmfsdp.kit.check.this_machine import place_line
 from mmfsdp.kit.verify.lines import Line

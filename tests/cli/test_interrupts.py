@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from mmfsdp.kit import cli
-from mmfsdp.kit.cli import interrupts, parser
+from mmfsdp.kit.cli import parser
 from tests.waiting import until
 
 CODE = """
@@ -87,8 +87,8 @@ def test_an_error_that_a_library_makes_of_ctrl_c_is_no_fault_of_the_package(monk
             raise RecursionError("of a module that was half imported") from None
 
     monkeypatch.setattr(parser, "runs", runs)
-    monkeypatch.setattr(interrupts, "_noted", [])
-    before = signal.signal(signal.SIGINT, interrupts.note)
+    monkeypatch.setattr(cli, "_interrupts", [])
+    before = signal.signal(signal.SIGINT, cli.note_interrupt)
     try:
         assert cli.main(["runs"]) == 130 and capsys.readouterr() == ("", "\nmmfsdp: interrupted\n")
     finally:

@@ -16,8 +16,7 @@ from mmfsdp.kit.run.state import read_ranks, run_state, runs_table
 from mmfsdp.kit.run.trouble import headline, troubles
 from mmfsdp.kit.widgets.banner import banner, tracebacks
 from mmfsdp.kit.widgets.compare import Comparison, comparison
-from mmfsdp.kit.widgets.panel import RunPanel, rank_grid
-from mmfsdp.kit.widgets.parts import parts_line
+from mmfsdp.kit.widgets.panel import RunPanel, parts_line, rank_grid
 from mmfsdp.kit.widgets.report import report_html
 from mmfsdp.params import RunParams
 from tests.run.test_runs import GONE, record

@@ -15,7 +15,7 @@ from mmfsdp.kit.run.progress import part_of
 from mmfsdp.kit.run.ranks.hang import Heartbeat
 from mmfsdp.kit.run.state import run_state
 from mmfsdp.kit.shapes import pretrain
-from mmfsdp.kit.widgets.parts import parts_line
+from mmfsdp.kit.widgets.panel import parts_line
 from mmfsdp.params import load
 from tests.run.test_runs import record
 

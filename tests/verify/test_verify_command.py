@@ -14,8 +14,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from mmfsdp import RunParams, loss_in_head, loss_positions, verify
 from mmfsdp.kit import cli
 from mmfsdp.kit.models.build import build_model
+from mmfsdp.kit.verify.forward_checks import check_head_loss
 from mmfsdp.kit.verify.from_params import check_memory, verify_folder, write_trial
-from mmfsdp.kit.verify.head_loss import check_head_loss
 from mmfsdp.kit.verify.lines import Line, from_plain
 from mmfsdp.kit.verify.outcome import first_result, lines_from_ranks
 from mmfsdp.kit.verify.own_loop import TIMEOUT_S

@@ -15,8 +15,7 @@ from ..run.interrupt import interruptible
 from ..run.launchers.registry import launcher_named
 from ..run.slurm.site import chosen_cluster
 from ..verify.lines import NOTE, WRONG, Line
-from .check_job import Tell
-from .check_run import LOCAL_WAIT_S, CheckRun
+from .check_run import LOCAL_WAIT_S, CheckRun, Tell
 from .judge import figures_of
 from .places import RUN_FOLDER
 from .site_report import SiteReport

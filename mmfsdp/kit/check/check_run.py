@@ -24,8 +24,7 @@ from ..run.slurm.site import settled, time_limit, with_defaults
 from ..run.start import start
 from ..verify.lines import OK, WRONG, Line
 from .judge import Asked, Ranks, missing_ranks, nodes_of, rank_lines, where
-from .rank_facts import DONE, FACTS, REQUEUE, RESTARTED, TOKEN
-from .read_facts import read_facts
+from .rank_facts import DONE, FACTS, REQUEUE, RESTARTED, TOKEN, read_facts
 from .this_machine import version_of
 
 TIME_LIMIT_MIN = 5
@@ -36,6 +35,9 @@ POLL_S = 0.2
 LOCAL_WAIT_S = 240.0
 IF_SILENT = "if their nodes do not see launch.folder, put it on a file system that all nodes share; else read the log"
 """The fix where ranks have written nothing."""
+
+Tell = Callable[[str], object]
+"""Called with what takes the next seconds."""
 
 
 class CheckRun:
@@ -98,9 +100,7 @@ class CheckRun:
                 found[rank] = facts
         return found
 
-    def wait(
-        self, tell: Callable[[str], object], limit_s: float, *, until: Callable[[RunState], bool] = lambda _: False
-    ) -> RunState:
+    def wait(self, tell: Tell, limit_s: float, *, until: Callable[[RunState], bool] = lambda _: False) -> RunState:
         """Wait until the ranks have ended, until a condition, or for `limit_s` seconds; return the state then.
 
         tell: gets each new state in words. Raises KeyboardInterrupt if the check is stopped.

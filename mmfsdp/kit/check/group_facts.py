@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..run.ranks.rendezvous import join_group
+from ..run.ranks.address import join_group
 
 # torch 2.14 has new names for these two, and warns of the old ones.
 ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

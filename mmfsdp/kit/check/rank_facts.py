@@ -2,16 +2,21 @@
 
 A fault of the site is a fact, too: a rank that ended with an error would end the others before they have found more.
 Where a rank is killed, its facts name the part that it was in.
+
+read_facts: what a rank has written, for the process that judges. Nodes may have other versions of mmfsdp, which is one
+of the faults that a check looks for, and a file may be damaged. So what is of another type than expected is left out,
+and counts as what a rank has not come to.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +26,8 @@ import mmfsdp
 
 from ...params import Device, RunParams
 from ..run.error_kinds import reason_of
-from ..run.files.folder import make_inner_folder, read_json, touch, write_json
-from ..run.files.run_record import RunRecord
+from ..run.files.folder import NUMBER, Row, Types, make_inner_folder, of_types, read_json, touch, write_json
+from ..run.files.run_record import MAX_RANKS, RunRecord
 from ..run.hub_cache import hub_weights
 from ..run.launchers.registry import launcher_in_run
 from ..run.local import available_cores
@@ -52,6 +57,23 @@ WAIT_S = 60.0
 """Seconds that ranks wait for each other's address before they meet: some may be slow to import torch."""
 GROUP_TIMEOUT_S = 30.0
 """Seconds that they wait for each other in a group, and in a collective."""
+
+MAX_TEXT = 1000
+"""Characters of a text that are kept."""
+PART_TYPES: dict[str, Types] = {
+    "node": {"host": str, "node": str, "python": str, "mmfsdp": str, "environment": dict},
+    "folders": {"token": str, "places": dict},
+    "torch": {"version": str, "transformers": str, "cuda": str, "nccl": str, "gpus": list},
+    "address": {"host": str, "GLOO_SOCKET_IFNAME": str, "fix": str},
+    "hub": {"address": str, "cache": str, "offline": bool, "missing": list, "unreachable": str},
+    "gloo": {"sum": NUMBER, "ranks": int, "times": list},
+    "nccl": {"sum": NUMBER, "ranks": int, "skipped": str, "wanted": bool},
+    "bandwidth": {"backend": str, "ranks": int, "local_ranks": int, "all": list, "inside": list},
+}
+"""The types of the values of each part; `error`, a text, may be in each."""
+PLACE_TYPES: Types = {"path": str, "error": str, "free": NUMBER}
+GPU_TYPES: Types = {"name": str, "memory": NUMBER}
+ROW_TYPES: Types = dict.fromkeys(("bytes", "all_gather_s", "reduce_scatter_s"), NUMBER)
 
 
 class Facts:
@@ -198,3 +220,75 @@ def wait_for_addresses(folder: Path) -> bool:
             return False
         time.sleep(0.1)
     return True
+
+
+def read_facts(folder: Path, rank: int) -> Row | None:
+    """Return what a rank of the run in a folder has found so far; None if it has written nothing."""
+    values = read_json(folder / FACTS / f"rank{rank}.json")
+    return None if values is None else facts_of(values)
+
+
+def facts_of(values: Row) -> Row:
+    """Return the facts of a rank as `judge.rank_lines` takes them."""
+    doing = values.get("doing")
+    facts: Row = {"doing": doing[:MAX_TEXT] if isinstance(doing, str) else ""}
+    for part, types in PART_TYPES.items():
+        if isinstance(values.get(part), dict):
+            facts[part] = _of_types(values[part], {"error": str, **types})
+    node, torch, folders, hub = (facts.get(part, {}) for part in ("node", "torch", "folders", "hub"))
+    if "environment" in node:
+        node["environment"] = {key: value for key, value in node["environment"].items() if isinstance(value, str)}
+    if "gpus" in torch:
+        torch["gpus"] = _complete(torch["gpus"], GPU_TYPES)
+    if "places" in folders:
+        places = {name: place for name, place in folders["places"].items() if isinstance(place, dict)}
+        folders["places"] = {name: _of_types(place, PLACE_TYPES) for name, place in places.items()}
+    if "missing" in hub:
+        hub["missing"] = [name for name in hub["missing"] if isinstance(name, str)]
+    for part in ("gloo", "nccl"):
+        _check_group(facts, part)
+    _check_bandwidth(facts)
+    return facts
+
+
+def _check_group(facts: Row, part: str) -> None:
+    """Leave out the facts of a backend that do not say what came of it."""
+    found = facts.get(part, {})
+    if "times" in found:
+        found["times"] = [time for time in found["times"] if _is_finite(time)]
+    if not (found.get("error") or found.get("skipped") or 1 <= found.get("ranks", 0) <= MAX_RANKS):
+        facts.pop(part, None)
+
+
+def _check_bandwidth(facts: Row) -> None:
+    """Leave out what no figures can be made of."""
+    found = facts.get("bandwidth", {})
+    for key in ("all", "inside"):
+        rows = _complete(found.get(key, ()), ROW_TYPES)
+        found[key] = [row for row in rows if min(row.values()) > 0]
+    ranks, local_ranks = found.get("ranks", 0), found.get("local_ranks", 0)
+    if not (1 <= local_ranks <= ranks <= MAX_RANKS and "backend" in found):
+        facts.pop("bandwidth", None)
+
+
+def _complete(rows: Iterable[Any], types: Types) -> list[Row]:
+    """Return the mappings that have all these keys, with nothing else in them."""
+    found = []
+    for row in rows:
+        known = _of_types(row, types) if isinstance(row, dict) else {}
+        if known.keys() == types.keys():
+            found.append(known)
+    return found
+
+
+def _of_types(values: Row, types: Types) -> Row:
+    """Return the values of these keys that have their types; numbers that are finite, texts that are not too long."""
+    known: Row = {}
+    for key, value in of_types(values, types).items():
+        if key in types and (not isinstance(value, float) or _is_finite(value)):
+            known[key] = value[:MAX_TEXT] if isinstance(value, str) else value
+    return known
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, NUMBER) and abs(value) < 1e300 and math.isfinite(value)

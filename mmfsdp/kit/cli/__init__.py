@@ -7,23 +7,35 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 import traceback
 from argparse import Namespace
 from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from ...own.calls import OwnCodeError
 from ...params import ParamError, preset_names
 from ...params.base import did_you_mean, without_controls
 from ..run.error_kinds import error_words, kind_of
 from ..run.files.reasons import ADVICE, UNKNOWN, Reason
-from . import interrupts
 from .flags import read_words
 from .json_output import Failure, Mistake, only_json, wants_json, write
 from .parser import COMMANDS, EXAMPLES, build_parser
+
+INTERRUPTED = 128 + signal.SIGINT
+"""The exit status after Ctrl-C, as a shell has it."""
+_interrupts: list[int] = []
+"""The signals of Ctrl-C that came. A module that one left half imported fails later, with an error that does not name
+the cause."""
+
+
+def note_interrupt(number: int, frame: Any) -> None:
+    """Handle SIGINT as Python does, and note that it came."""
+    _interrupts.append(number)
+    signal.default_int_handler(number, frame)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,12 +95,12 @@ def _interrupted(words: str) -> Mistake:
     """Tell of Ctrl-C in a line, and return it. words: what to tell, if the command knows more."""
     words = words or "interrupted"
     print(f"\nmmfsdp: {words}", file=sys.stderr)
-    return Mistake(field="", message=words, kind="interrupted", exit_code=interrupts.EXIT_CODE)
+    return Mistake(field="", message=words, kind="interrupted", exit_code=INTERRUPTED)
 
 
 def _mistake(command: str, error: Exception) -> Mistake:
     """Tell of an error on stderr, in a line if it is a person's to correct, and return it."""
-    if interrupts.were_noted():  # an import that it ended halfway fails with an error of a library
+    if _interrupts:  # an import that it ended halfway fails with an error of a library
         return _interrupted("")
     message = without_controls(error_words(error))
     reason = Reason(message, kind_of(error))

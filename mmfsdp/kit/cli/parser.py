@@ -15,16 +15,14 @@ from ..check.check import WAIT_MIN
 from ..run.replay.replay import DEFAULT_SPEED
 from .answers import CheckAnswer, FitAnswer, NewAnswer, PlanAnswer, RunsAnswer, StatusAnswer, VerifyAnswer, WatchLine
 from .arena import add_arena, arena
-from .checking import check
+from .checking import check, fetch
 from .course import add_course, course
-from .fetching import fetch
 from .flags import Parser, add_flags
 from .json_output import add_json
 from .looking import cancel, export, report, runs, status, watch
 from .new import new
 from .planning import bench, fit, gibibytes, plan, verify
-from .replaying import record, replay
-from .running import caption, count, drill, launch, resume, run, sweep, track
+from .running import caption, count, drill, launch, record, replay, resume, run, sweep, track
 
 ABOUT = "See, predict, run and measure FSDP training of mostly frozen multimodal models."
 FLAGS = (

@@ -1,4 +1,7 @@
-"""The commands that start runs and follow them to their end: run, launch, resume, sweep, track, drill, caption."""
+"""The commands that start runs, follow them to their end, and play them again.
+
+run, launch, resume, sweep, track, drill, caption, replay, record.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,9 @@ from ..run.hub_cache import tell_of_hub
 from ..run.launch import launch as start_run
 from ..run.launchers.registry import check_no_replay, launcher_for
 from ..run.rank_count import trains_on, with_ranks
+from ..run.replay.anonymous_recording import record as make_recording
+from ..run.replay.recording import Recording, shipped
+from ..run.replay.replay import replay as start_replay
 from ..run.start import free_name, runs_folder
 from ..run.sweep import Sweep
 from ..run.sweep import sweep as start_sweep
@@ -241,3 +247,24 @@ def grid_values(text: str) -> tuple[str, list[Any]]:
     if values.startswith("["):
         return field, read_yaml(values, name="grid")
     return field, [read_yaml(value, name="grid") for value in values.split(",")]
+
+
+def replay(values: Namespace) -> int:
+    """Play a recorded run and follow it; without a recording, list those of the package."""
+    if values.recording is None:
+        for name, path in shipped().items():
+            show(f"{name}: {Recording.read(path).about}")
+        return 0
+    played = start_replay(values.recording, to=values.to, speed=values.speed)
+    words = f"a replay, {values.speed:g} times as fast; in a notebook, `RunPanel({str(played.path)!r})` shows it"
+    show(f"{played.path}: {words}")
+    follow(played.path)
+    return 0  # the replay has worked, whatever became of the recorded run
+
+
+def record(values: Namespace) -> int:
+    """Make a recording of a run that has ended."""
+    path = make_recording(Run.open(run_folder(values.run)).path, values.to, about=values.about)
+    show(f"{path}: {path.stat().st_size:,} bytes; play it with `mmfsdp replay {quote(str(path))}`")
+    show("read it before you publish it: the output of your own code may contain names of people or places")
+    return 0

@@ -39,10 +39,10 @@ from ..run.launchers.registry import launcher_named
 from ..run.preempt import Preempted
 from ..run.pretraining import ensure_backbones
 from ..run.rank_count import place_of, too_few_gpus
+from ..run.ranks.address import join_group
 from ..run.ranks.fork import forked_from
 from ..run.ranks.hang import Heartbeat
 from ..run.ranks.rank_imports import bring_back
-from ..run.ranks.rendezvous import join_group
 from ..run.slurm.site import HIDDEN_GPUS
 from .features import FeatureCache
 from .handed_plan import NO_PLAN, RunPlan, model_digest, take_plan

@@ -8,15 +8,18 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
 
 from ...checkpoint.plain import NotPlain, from_json, to_json
+from ...checkpoint.tensors import read_parameter
 from ...own.calls import OwnCodeError, call_own, check_call, own_errors
 from ...params import RunParams
-from ...params.base import did_you_mean
+from ...params.base import did_you_mean, without_controls
 from ...params.own import OwnCode, path_of
 from .callbacks import Callback, Training
-from .training_view import TrainingView
 
 FIELD = "train.callbacks"
 ARGUMENTS = {
@@ -28,6 +31,8 @@ ARGUMENTS = {
 }
 METHODS = tuple(ARGUMENTS)
 """The methods that are called where a callback has them."""
+MAX_REASON = 300
+"""Letters of a callback's reason to stop."""
 
 
 def check_callbacks(params: RunParams) -> list[str]:
@@ -94,6 +99,50 @@ def own_callbacks(training: Training) -> Callback | None:
     """Make the own callbacks of a run, if it has any."""
     values = training.setup.params.train.callbacks
     return OwnCallbacks(training, values) if values else None
+
+
+class TrainingView:
+    """A training, as a person's callback sees it: `on_train_begin(training)` gets one."""
+
+    def __init__(self, training: Training, path: str) -> None:
+        """path: the import path of the callback."""
+        self._training = training
+        self._path = path
+
+    @property
+    def model(self) -> nn.Module:
+        """The wrapped model. This rank's parameters are shards, unless the backend is DDP."""
+        return self._training.setup.model
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer, of this rank's shards of what trains."""
+        return self._training.setup.optimizer
+
+    @property
+    def params(self) -> RunParams:
+        """The parameters of the run."""
+        return self._training.setup.params
+
+    @property
+    def step(self) -> int:
+        """The optimizer steps that are done."""
+        return self._training.state.step
+
+    def parameter(self, name: str) -> torch.Tensor:
+        """Return a copy of a whole parameter. Every rank must call it, with the same name.
+
+        name: before wrapping, as `model.freeze` has it. Raises ParamError for a name that there is not.
+        """
+        return read_parameter(self.model, name)
+
+    def stop(self, reason: str) -> None:
+        """End the run in good order after the next step: all ranks save, and the run is completed.
+
+        One rank may call it alone: the others learn it in the next step. reason: in words, for the run's state.
+        """
+        words = " ".join(without_controls(str(reason)).split())[:MAX_REASON]
+        self._training.stop_asked = self._training.stop_asked or f"{self._path}: {words}"
 
 
 class OwnCallbacks(Callback):

@@ -1,9 +1,14 @@
-"""Digests and differences of tensors, by name."""
+"""Digests and differences of tensors, by name; digests of the generators of random numbers."""
 
 from __future__ import annotations
 
+import random
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
@@ -21,6 +26,9 @@ LOW_TOLERANCE = 0.05
 """TOLERANCE where ranks compute in 16 bits, and one process does not."""
 SMALL = 1e-4
 """A gradient that is this small beside the whole one is compared with the whole one: it may be rounding alone."""
+
+GENERATORS = ("Python's random", "numpy.random", "torch")
+"""Generators of random numbers, in the order in which states and digests are listed."""
 
 
 def digest(tensor: Tensor) -> int:
@@ -72,6 +80,25 @@ def settings_of(optimizer: Optimizer) -> list[dict[str, str]]:
                 settings[key] = f"{value.item():.6g}" if isinstance(value, Tensor) else str(value)
         groups.append(settings)
     return groups
+
+
+def random_states() -> list[Any]:
+    """Return the states of all generators."""
+    return [random.getstate(), np.random.get_state(), torch.get_rng_state()]
+
+
+def restore_random(states: list[Any]) -> None:
+    """Give the generators states that `random_states` returned."""
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+
+
+def random_digests() -> list[int]:
+    """Return a CRC-32 of each generator's state, in the order of GENERATORS."""
+    of_python, (name, keys, *rest), of_torch = random_states()
+    parts = (repr(of_python).encode(), repr((name, keys.tolist(), *rest)).encode(), of_torch.numpy().tobytes())
+    return [zlib.crc32(part) for part in parts]
 
 
 def differences(ours: Mapping[str, Tensor | None], theirs: Mapping[str, Tensor | None]) -> dict[str, float]:

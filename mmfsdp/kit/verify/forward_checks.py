@@ -13,13 +13,15 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from ...core.collectives import gather_json
 from ...core.guards import list_all
+from ...core.micro_batch import MappingBatch, loss_of
+from ...core.token_loss import LOSS_POSITIONS, computes_loss_in_head
 from ..data.own_random import own_random, seed_all
+from ..models.loss_in_head import undo_loss_in_head
 from ..models.own_kind import tensors_in
 from ..train.meters import Collectives
-from .differences import TORCH_ATTRIBUTES, digest
+from .differences import GENERATORS, TOLERANCE, TORCH_ATTRIBUTES, digest, random_digests, random_states, restore_random
 from .lines import OK, WRONG, Line
 from .loop_checks import line_of_modes
-from .random_state import GENERATORS, random_digests, random_states, restore_random
 from .trial import Trial
 from .watched_step import ModuleModes
 
@@ -219,3 +221,24 @@ def check_batch_norms(trial: Trial) -> Line | None:
     words = f"{list_all(names)}: each rank normalizes by its own samples, and only rank 0's statistics are saved"
     fix = "freeze it, or call nn.SyncBatchNorm.convert_sync_batchnorm(model) before wrapping, on GPUs"
     return Line(WRONG, "batch norm", words, fix)
+
+
+@torch.no_grad()
+def check_head_loss(trial: Trial) -> Line | None:
+    """The head's loss is that of the model's logits. Only where a head computes the loss (`model.loss_in_head`)."""
+    model = trial.loop.build().eval()
+    batch = trial.batch
+    if not computes_loss_in_head(model) or not hasattr(batch, "inputs") and not isinstance(batch, dict):
+        return None
+    inputs = MappingBatch(batch).inputs() if isinstance(batch, dict) else batch.inputs()
+    if inputs.get("labels") is None:
+        return None
+    in_head = float(loss_of(model(**inputs)))
+    inputs.pop(LOSS_POSITIONS, None)
+    undo_loss_in_head(model)
+    of_logits = float(loss_of(model(**inputs)))
+    if abs(in_head - of_logits) <= TOLERANCE * max(abs(of_logits), 1e-6):
+        return Line(OK, "head loss", f"{in_head:.4g} in the head, as with whole logits")
+    words = f"{in_head:.6g} in the head, and {of_logits:.6g} with whole logits"
+    fix = "compute loss_positions from the labels of the same batch; else set model.loss_in_head to false"
+    return Line(WRONG, "head loss", words, fix)

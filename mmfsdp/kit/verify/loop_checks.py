@@ -15,9 +15,8 @@ from ...core.collectives import gather_json
 from ...core.freeze import frozen_modules
 from ...core.guards import list_all
 from ..data.own_random import seed_all
-from .differences import digest, parts, rank_factors
+from .differences import GENERATORS, digest, parts, random_digests, rank_factors
 from .lines import NOTE, OK, WRONG, Line
-from .random_state import GENERATORS, random_digests
 from .trial import Trial
 from .watched_step import ModuleModes, WatchedStep
 

@@ -17,7 +17,7 @@ from ...core.parameters import hook_names
 from ...core.units import decays
 from .differences import TOLERANCE, differences, parts, rank_factors, total_difference
 from .finite_differences import check_derivatives
-from .head_loss import check_head_loss
+from .forward_checks import check_head_loss
 from .label_checks import line_of_copies
 from .lines import NOTE, OK, WRONG, Line
 from .no_picture import check_no_picture

@@ -20,8 +20,16 @@ from ...core.names import plain_name
 from ...core.parameters import hook_names
 from ...core.weights import copy_from_rank0
 from ..data.own_random import seed_all
-from .differences import LOW_TOLERANCE, TOLERANCE, buffer_digests, frozen_digests, settings_of
-from .random_state import random_digests, random_states, restore_random
+from .differences import (
+    LOW_TOLERANCE,
+    TOLERANCE,
+    buffer_digests,
+    frozen_digests,
+    random_digests,
+    random_states,
+    restore_random,
+    settings_of,
+)
 from .watched_step import LOW_PRECISION, ModuleModes, WatchedPrecision
 
 STEPS = 2

@@ -12,10 +12,9 @@ from ...predict import LAPTOP
 from ..run.rank_count import crowding
 from .controls import Budget, Buttons, Control, Number, PowerSlider
 from .data_look import DataLook
-from .fits import PAGE_MACHINES, fit_html
 from .form import RunForm
 from .markup import note
-from .planned_run import PlannedRun
+from .planned_run import PAGE_MACHINES, PlannedRun, fit_html
 
 AS_LOADED = "as is"
 """Chooses no format: weights stay in the one in which they were loaded."""
@@ -27,7 +26,7 @@ class Choices(w.VBox):
     """The choices of a form that are in sight. A mistake stands below the input where it was made."""
 
     def __init__(self, form: RunForm, *, machine: str, redraw: Callable[[], None]):
-        """machine: one of fits.PAGE_MACHINES. redraw: called when another machine was chosen."""
+        """machine: one of planned_run.PAGE_MACHINES. redraw: called when another machine was chosen."""
         self._form = form
         choose = form.choose
         self.data = DataLook(take=self._take_data, refuse=form.hold)

@@ -28,9 +28,8 @@ from .markup import error_note, note
 from .panel import RunPanel
 from .pictures.plan_pictures import plan_pictures
 from .pictures.step_picture import most_drawn
-from .plan_figures import Figure, figures_html, plan_figures
+from .plan_figures import Figure, figures_html, findings, plan_figures, unit_table
 from .plan_page import differences_html, memory_html
-from .plan_table_html import findings, unit_table
 from .plan_thread import BudgetRange, Planner, why_not_chosen
 from .planned_run import PlannedRun
 from .run_list import RunList
@@ -51,7 +50,7 @@ class Cockpit(CellWidget):
     """
 
     def __init__(self, preset_or_run: str | Path = "tiny", *, machine: str = DEFAULT_MACHINE, **changes: Any):
-        """changes: other values, by dotted name. machine: where the plan shall fit, one of fits.PAGE_MACHINES.
+        """changes: other values, by dotted name. machine: where the plan shall fit, one of planned_run.PAGE_MACHINES.
 
         Raises ParamError for an unknown preset or a wrong value.
         """

@@ -16,7 +16,7 @@ from ..run.files.run_record import RunState, Status
 from ..run.files.snapshot import Snapshot
 from ..run.handle import Run
 from ..run.interrupt import interruptible
-from ..run.progress import part_of
+from ..run.progress import PartProgress, part_of
 from ..run.state import read_ranks, run_state
 from ..run.trouble import Trouble, headline, is_ending, troubles
 from ..run.watch import LogReader, Progress, clock
@@ -26,7 +26,6 @@ from .cell import CellWidget, ViewerPresence
 from .charts.charts import Charts
 from .log_view import LogView
 from .markup import note, shown
-from .parts import parts_line
 from .pictures.rank_grid import rank_grid
 from .report import newest_events
 from .worker import Worker
@@ -38,6 +37,9 @@ DETAILS_CPU_SHARE = 0.02
 """Ranks and facts are drawn once a second, or more rarely where drawing would take more of a core than this."""
 MAX_LOG_BYTES = 1 << 20
 """Bytes of log that one update reads; of more, only the newest."""
+
+DONE, NOW, TO_COME = "✓", "●", "○"
+"""Signs of the parts of a run, in addition to the weight of the text."""
 
 
 class RunPanel(Worker, CellWidget):
@@ -155,3 +157,24 @@ class RunPanel(Worker, CellWidget):
         peak = (result.get("peak") or {}).get("bytes")  # known with the result, for the batch that was measured
         self.charts.describe(total=self.state.steps, predicted={"memory_bytes": peak})
         self.charts.draw()
+
+
+def parts_line(progress: PartProgress | None) -> str:
+    """Return the parts of a run as HTML, with a bar where the share that is done is known; empty for None."""
+    if progress is None:
+        return ""
+    now = progress.parts.index(progress.part)
+    items = []
+    for index, part in enumerate(progress.parts):
+        if index == now:
+            items.append(f'<b aria-current="step">{NOW} {escape(part)}</b>')
+        else:
+            items.append(f"<span>{DONE if index < now else TO_COME} {escape(part)}</span>")
+    words = escape(progress.words)
+    bar = ""
+    if progress.share is not None:
+        words += f", {progress.share:.0%}"
+        if progress.left_s is not None:
+            words += f", {clock(progress.left_s)} left"
+        bar = f'<progress aria-label="{escape(progress.part)} done" value="{progress.share:.3f}" max="1"></progress>'
+    return f'<div class="mm-parts">{"".join(items)}</div><div class="mm-quiet">{words}</div>{bar}'

@@ -1,4 +1,4 @@
-"""The figures that plans are compared by, each with its change since a pinned plan."""
+"""A plan in figures: those that plans are compared by, with their change since a pinned plan; findings; every unit."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from html import escape
 
 from ...core.plan import WrapPlan
-from ...params.in_words import size
+from ...params.in_words import count, size
 from ...predict import Estimate
+from .markup import note, table
 
 SAME_SHARE = 0.005
 """A change of less than this part of a figure says nothing about a choice."""
@@ -96,3 +97,23 @@ def figures_html(figures: Sequence[Figure]) -> str:
             change = f' <span class="mm-{figure.kind}">{escape(figure.change)}</span>'
         cells += f"<div><b>{escape(size(figure.nbytes))}{change}</b>{escape(figure.label)}</div>"
     return f'<div class="mm-figures mm-plan-figures">{cells}</div>'
+
+
+def findings(plan: WrapPlan) -> str:
+    """Return what the lint found, and what AUTO chose."""
+    html = "".join(note(f"{finding.level}: {finding.message}", finding.level) for finding in plan.lint)
+    return html + (note(plan.why) if plan.why else "")
+
+
+def unit_table(plan: WrapPlan) -> str:
+    """Return every unit with its parameters, bytes and traffic."""
+    head = ["unit", "kind", "policy", "parameters", "at rest", "unsharded", "all-gathers", "reduced"]
+    rows: list[list[object]] = []
+    for unit in plan.units:
+        nbytes = (unit.bytes_at_rest, unit.unsharded_bytes, unit.reduced_bytes)
+        at_rest, unsharded, reduced = [size(value) if value else "–" for value in nbytes]
+        gathers = f"{unit.gathers_forward} + {unit.gathers_backward}"
+        policy = unit.frozen_policy or ""
+        rows.append([unit.name, unit.kind, policy, count(unit.numel), at_rest, unsharded, gathers, reduced])
+    about = "at rest: per rank. all-gathers: in forward + backward. reduced: gradients summed over ranks."
+    return table(head, rows) + note(about)

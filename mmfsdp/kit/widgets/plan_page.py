@@ -9,11 +9,9 @@ from ...params.in_words import count, size
 from ...params.phases import phases_of
 from ...predict import LAPTOP, machine_of_run, step_time, workload
 from ...predict.timeline import frozen_bytes_at_rest
-from .fits import room
 from .pictures.plan_pictures import plan_pictures
-from .plan_figures import figures_html, plan_figures
-from .plan_table_html import findings, unit_table
-from .planned_run import PlannedRun
+from .plan_figures import figures_html, findings, plan_figures, unit_table
+from .planned_run import PlannedRun, room
 from .style import FILL
 
 MEMORY_KINDS = {
@@ -30,7 +28,7 @@ MEMORY_KINDS = {
 def plan_page(planned: PlannedRun, *, machine: str, pinned: PlannedRun | None = None) -> str:
     """Return a plan: figures with their change since a pinned one, findings, both pictures, memory and units.
 
-    machine: one of fits.PAGE_MACHINES.
+    machine: one of planned_run.PAGE_MACHINES.
     """
     changes = differences_html(pinned.plan, planned.plan) if pinned else ""
     html = _figures(planned, machine, pinned) + changes

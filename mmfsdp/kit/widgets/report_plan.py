@@ -20,8 +20,7 @@ from ..run.files.run_record import RunRecord, replay_words
 from ..run.launchers.registry import launcher_named
 from .markup import note
 from .pictures.plan_pictures import plan_pictures
-from .plan_figures import figures_html, plan_figures
-from .plan_table_html import findings, unit_table
+from .plan_figures import figures_html, findings, plan_figures, unit_table
 
 REPORT_WIDTH = 980
 STEP_FIELDS = ("accumulation", "device")

@@ -43,8 +43,8 @@ class Slurm(InJob):
     place = "a Slurm job"
     checks = "the cluster"
     array = "mmfsdp.kit.run.slurm.job_array:submit_array"
-    command_lines = "mmfsdp.kit.check.slurm_commands:command_lines"
-    rank_lines = "mmfsdp.kit.check.check_job:job_lines"
+    command_lines = "mmfsdp.kit.check.slurm_lines:command_lines"
+    rank_lines = "mmfsdp.kit.check.slurm_lines:job_lines"
 
     # ---- before a run ----
 

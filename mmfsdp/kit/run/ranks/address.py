@@ -1,4 +1,4 @@
-"""The place where the ranks of a Slurm job meet: the address of its first node, and the interface that leads there."""
+"""The place where the ranks of a job meet: the address of its first node, and the interface that leads there."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from ..error_kinds import with_reason
 from ..files.reasons import SITE, Reason
-from ..local import LOOPBACK
+from ..local import LOOPBACK, RUN_VARIABLE
+
+if TYPE_CHECKING:
+    import torch
 
 HOST_VARIABLE = "MMFSDP_HOST"
 """Environment variable of a job: launch.host, such as {host}i."""
@@ -181,3 +186,25 @@ def check_answers(host: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S)
     fix += "launch.interface; else ask the administrators whether nodes may connect to ports "
     fix += f"{PORTS[0]} to {PORTS[-1]} of others"
     raise _no_address(words, fix)
+
+
+def join_group(backend: str, device: torch.device | None = None, *, timeout_s: float | None = None) -> None:
+    """Join the process group that torch.distributed's environment variables name; wait for all ranks.
+
+    device: nccl's, which then never guesses a rank's GPU, and connects immediately, so that a mistake shows here.
+    timeout_s: of the meeting and of each collective; default torch's.
+    """
+    import torch.distributed as dist
+
+    options: dict[str, Any] = {"device_id": device}
+    if timeout_s is not None:
+        options["timeout"] = timedelta(seconds=timeout_s)
+    if RUN_VARIABLE in os.environ and os.environ["MASTER_ADDR"] == LOOPBACK:
+        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        # torch's own store would listen on every interface.
+        port = int(os.environ["MASTER_PORT"])
+        listener = socket.create_server((LOOPBACK, port)).detach() if rank == 0 else None
+        limit = {} if timeout_s is None else {"timeout": options["timeout"]}
+        store = dist.TCPStore(LOOPBACK, port, ranks, is_master=rank == 0, master_listen_fd=listener, **limit)
+        options |= {"store": store, "rank": rank, "world_size": ranks}
+    dist.init_process_group(backend, **options)

@@ -13,7 +13,7 @@ from ....core.plan import WrapPlan
 from ....params import RunParams
 from ....predict.timeline import Timeline, step_timeline
 from ..markup import note
-from ..opened_patterns import opened_patterns, opening_controls, opening_rules
+from .opened_patterns import opened_patterns, opening_controls, opening_rules
 from .rank_picture import WIDTH, Lanes, rank_picture
 from .step_picture import step_picture
 from .unit_boxes import Box, about

@@ -28,7 +28,7 @@ from ...hangs.words import NO_ORDER, hang_words
 from ...run.ranks.address import free_port
 from ...run.ranks.rank_imports import AHEAD_OF_CELLS
 from ..pictures.rank_moves import Moves, can_run, cpu_seconds_of, one_waits
-from ..rank_failures import note_failure, tell_failures
+from .rank_failures import note_failure, tell_failures
 
 NOTHING_MOVED = "nothing moved"
 LOOK_S = 0.5

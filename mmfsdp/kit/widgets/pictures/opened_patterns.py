@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
-from ...params.in_words import size
-from .markup import svg
-from .pictures.rank_picture import BOX_GAP, LANE_GAP, LEFT, MIN_BOX, Lanes, Shapes, places_of, rectangle
-from .pictures.unit_boxes import Box, name_of, short_text
+from ....params.in_words import size
+from ..markup import svg
+from .rank_picture import BOX_GAP, LANE_GAP, LEFT, MIN_BOX, Lanes, Shapes, places_of, rectangle
+from .unit_boxes import Box, name_of, short_text
 
 HEIGHT = 22
 MAX_NAMED = 120

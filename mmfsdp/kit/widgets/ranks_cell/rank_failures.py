@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
-from ...own.modules import is_persons_file
+from ....own.modules import is_persons_file
 
 
 def note_failure(folder: Path, rank: int, error: Exception) -> None:
