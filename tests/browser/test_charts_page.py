@@ -95,6 +95,18 @@ def test_crosshair_zoom_scales_files_and_rows_that_come_while_a_cell_runs(lab):
         page.get_by_role("button", name="Whole run").click()
         wait_for(page, "return Object.values(it.tables)[0].bucket > 1")
 
+        # A click makes a chart large, in front of the page, with all that it does; Escape puts it back.
+        page.locator(".mm-chart .u-over").first.click()
+        in_front = page.locator("dialog.mm-chart-large")
+        expect(in_front.get_by_label(re.compile("^loss. training"))).to_be_focused()
+        assert drawn(page)["charts"]["loss"]["isLarge"] and in_front.locator("canvas").bounding_box()["width"] > 1000
+        shot(page, "charts-large")
+        page.keyboard.press("Escape")
+        expect(in_front).to_be_hidden()
+        assert list(drawn(page)["charts"]) == list(charts) and page.locator(".mm-chart-grid .mm-chart").count() == 6
+        again = page.locator(".mm-chart .u-over").first.bounding_box()
+        assert (again["width"], again["height"]) == (plot["width"], plot["height"])
+
         page.get_by_label("log").check()
         assert [drawn(page)["charts"][name]["distr"] for name in ("loss", "throughput")] == [3, 1]
         page.get_by_title("Draw over the optimizer steps").get_by_role("combobox").select_option("time")

@@ -137,7 +137,7 @@ def test_what_a_rank_holds_is_drawn_by_area_for_each_way(plans):
 def test_of_many_ranks_three_are_drawn_and_nothing_is_too_small_to_see(many_layers):
     svg = rank_picture(many_layers)
     assert [word for word in words(svg) if word.startswith("rank ")] == ["rank 0", "rank 1", "rank 63"]
-    assert "a filled stripe is 1/64" in words(svg)
+    assert "63/64 on other ranks: gathered, used, freed" in words(svg)
     html = plan_pictures(many_layers, None)
     for drawn in re.findall(r"<svg.*?</svg>", html, flags=re.S):
         stripes = filled(drawn, "frozen") + filled(drawn, "trainable")

@@ -1,4 +1,4 @@
-"""Captioner: asks a trained model about pictures, and shows how sure it is of each word and where it looks."""
+"""Captioner: asks a trained model about pictures, and shows how sure it is of each word and what it needs to see."""
 
 from __future__ import annotations
 
@@ -27,10 +27,16 @@ EACH = 12
 """Pictures of each split that can be chosen."""
 LARGEST = 30 << 20
 """Bytes of a file that may be uploaded."""
+COVERING = -1
+"""Stands among the layers for the map of what a word needs to see."""
+MAX_COVERED = 100_000_000
+"""Parameters of a model whose pictures are covered without being asked: that takes some 200 samples of a forward."""
+MIN_LOSS = 0.05
+"""Of probability: a word that loses less with any square covered depends on none of them."""
 STYLE = f"""<style>
 .mm-seen {{position: relative; width: 220px; height: 220px}}
 .mm-seen > * {{position: absolute; inset: 0; width: 100%; height: 100%}}
-.mm-seen img {{image-rendering: pixelated}} .mm-seen div {{display: grid}}
+.mm-seen + div {{width: 220px; min-height: 4em}} .mm-seen img {{image-rendering: pixelated}} .mm-seen div {{display: grid}}
 .mm-tokens {{display: flex; flex-wrap: wrap; gap: 4px; margin: 4px 0 10px}}
 .mm-token {{border: 1px solid {INK}66; border-radius: 4px; padding: 2px 7px; line-height: 1.3; min-width: 2em}}
 .mm-token i {{display: block; height: 3px; background: {FROZEN}}} .mm-token small {{opacity: .8; font-size: 12px}}
@@ -56,13 +62,16 @@ class Captioner(Worker, CellWidget):
         self._pick = w.Dropdown(description="picture", layout=wide)
         self._upload = w.FileUpload(accept="image/*", description="a picture of yours", layout=w.Layout(width="14em"))
         self._prompt = w.Text(description="prompt", layout=wide, continuous_update=False)
-        self._layer = w.Dropdown(description="layer", layout=wide)
-        self._token = w.Dropdown(description="word", layout=wide)
+        self._layer = w.Dropdown(description="light", layout=w.Layout(width="25em"))
+        self._token = w.ToggleButtons()
+        self._token.style.button_width = "auto"
         self._note, self._seen, self._said = w.HTML(), w.HTML(), w.HTML()
         self.error_line = self._note
-        self._looks = w.VBox([self._layer, self._token], layout=w.Layout(display="none"))
-        tools = w.VBox([self._pick, self._upload, self._prompt, self._looks])
-        top = w.HBox([self._seen, tools, self._said], layout=w.Layout(flex_flow="row wrap", grid_gap="12px"))
+        hint = w.HTML(note("with the picture; click a word to see where it comes from"))
+        self._looks = w.VBox([hint, self._token], layout=w.Layout(display="none"))
+        tools = w.VBox([self._pick, self._upload, self._prompt, self._layer])
+        answers = w.VBox([self._looks, self._said], layout=w.Layout(max_width="36em"))
+        top = w.HBox([self._seen, tools, answers], layout=w.Layout(flex_flow="row wrap", grid_gap="12px"))
         super().__init__([w.HTML(STYLE, layout=w.Layout(display="none")), self._note, top])
         self.replace_older()
         self._pick.observe(lambda _: self._picked(), "value")
@@ -112,8 +121,10 @@ class Captioner(Worker, CellWidget):
                 if not isinstance(samples[0], Sample):
                     raise ValueError("rows of an own reader are captioned by `mmfsdp caption`, and not here")
                 self._samples |= {f"{words[split]} {i + 1}": sample for i, sample in enumerate(samples)}
-        self._layer.options = [(f"layer {i}", i) for i in looking_layers(self.model)]
-        self._layer.index = len(self._layer.options) - 1 if self._layer.options else None
+        layers = [(f"what layer {i} attends to", i) for i in looking_layers(self.model)]
+        is_small = sum(p.numel() for p in self.model.parameters()) <= MAX_COVERED
+        self._layer.options = [("what the word needs to see", COVERING), *layers]
+        self._layer.index = 0 if is_small else len(layers)
         self._pick.options = list(self._samples)
         self._pick.index = 0
 
@@ -167,12 +178,13 @@ class Captioner(Worker, CellWidget):
         sample, seen, blank = asked
         self._answer, self._looked = seen, {}
         truth = "" if sample.text == "?" else f'<p class="mm-quiet">truth: {escape(sample.text)}</p>'
-        self._said.value = (
-            f"<div>with the picture{_tokens(seen)}{truth}</div><div>without it (blanked){_tokens(blank)}</div>"
-        )
-        self._token.options = [(f"{i + 1}: {piece}", i) for i, (piece, _, _) in enumerate(seen.tokens)]
+        with_picture = "" if seen.tokens else f"<div>with the picture{_tokens(seen)}</div>"
+        self._said.value = f"{with_picture}{truth}<div>without it (blanked){_tokens(blank)}</div>"
+        self._token.options = [(f"{piece} {chance:.0%}", i) for i, (piece, chance, _) in enumerate(seen.tokens)]
+        self._token.tooltips = [others for _, _, others in seen.tokens]
         self._token.index = 0 if seen.tokens else None
-        self._looks.layout.display = None if self._layer.options else "none"
+        for part in (self._looks, self._layer):  # an answer of text alone has no words to click
+            part.layout.display = None if seen.tokens else "none"
         self._draw_later()
 
     def _draw_later(self) -> None:
@@ -192,23 +204,39 @@ class Captioner(Worker, CellWidget):
         pixels = self._answer.media["vision"][0, 0, 0].cpu()
         mean, std = (torch.tensor(x)[:, None, None] for x in (self.processor.mean, self.processor.std))
         picture = ((pixels * std + mean).clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy()
-        shade = ""
-        if self._layer.value is not None and self._token.value is not None:
-            ids, token = self._answer.ids, self._token.value
-            place = ids.shape[1] - len(self._answer.tokens) + token - 1  # the query that made the word
-            shade = _shade(self._look(self._layer.value)[0, place, 0].tolist())
-        words = f"light: what {self._layer.label} looks at for this word" if shade else "where it looks cannot be shown"
+        shade, words = "", "where it looks cannot be shown"
+        if self._token.value is not None:
+            shade, words = self._map(self._token.value)
         told = f'<div class="mm-quiet">{words}</div>'
         image = f'<img alt="the picture asked about" src="{_png(picture)}">'
         self._seen.value = f'<div class="mm-seen">{image}{shade}</div>{told}'
 
-    def _look(self, layer: int) -> Any:
-        """Return the attention of a layer, (1, L, T, P), computed once for each answer."""
-        from ..models.attention_view import picture_attention
-
+    def _map(self, token: int) -> tuple[str, str]:
+        """Return a shade over the picture for a word of the answer, as HTML, and what stays light, in words."""
         assert self._answer is not None
-        if layer not in self._looked:
-            self._looked[layer] = picture_attention(self.model, self._answer.ids, media=self._answer.media, layer=layer)
+        if self._layer.value == COVERING:
+            losses = self._look(COVERING)[token].clamp(min=0)
+            most = float(losses.max())
+            if most < MIN_LOSS:
+                return "", f"covering any one place costs this word at most {most:.1%} of probability"
+            told = f"light: the word is up to {most:.0%} less likely with this place covered"
+            return _shade(losses.flatten().tolist()), told
+        place = self._answer.ids.shape[1] - len(self._answer.tokens) + token - 1  # the query that made the word
+        shade = _shade(self._look(self._layer.value)[0, place, 0].tolist())
+        return shade, f"light: {self._layer.label}; what it attends to need not be what the word depends on"
+
+    def _look(self, layer: int) -> Any:
+        """Return the attention of a layer, (1, L, T, P), or what covering costs each word; once for each answer."""
+        from ..models.attention_view import picture_attention
+        from ..train.answers import losses_by_covering
+
+        answer = self._answer
+        assert answer is not None
+        if layer not in self._looked and layer == COVERING:
+            self._say("covering the picture, place by place…")
+            self._looked[layer] = losses_by_covering(self.model, answer)
+        elif layer not in self._looked:
+            self._looked[layer] = picture_attention(self.model, answer.ids, media=answer.media, layer=layer)
         return self._looked[layer]
 
     def _say(self, words: str, *, bad: bool = False) -> None:

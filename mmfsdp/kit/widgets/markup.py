@@ -95,7 +95,9 @@ def text(
     x: float, y: float, words: str, *, size: float = 12, anchor: str = "start", color: str = "currentColor"
 ) -> str:
     """Return a line of text with its baseline at y and its anchor (start, middle, end) at x."""
-    look = f'font-size="{size:g}" text-anchor="{anchor}" fill="{color}"'
+    look = f'font-size="{size:g}" fill="{color}"'
+    if anchor != "start":  # which is every text's, without a word
+        look += f' text-anchor="{anchor}"'
     return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{escape(str(words))}</text>'
 
 

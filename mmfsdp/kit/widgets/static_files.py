@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -49,9 +50,9 @@ def _joined(*names: str) -> str:
 
 
 def _small(text: str) -> str:
-    """Return a script or sheet without indentation and lines that are a comment: every page holds it.
+    """Return a script or sheet without indentation and comments, but for licences: every page holds it.
 
-    None of ours has a text of several lines, in which indentation would count.
+    None of ours has a text of several lines, in which indentation would count, or two slashes and a space in a text.
     """
-    lines = (line.strip() for line in text.splitlines())
-    return "\n".join(line for line in lines if line and not line.startswith("//"))
+    lines = [re.sub(r"(^|\s)(// .*|/\* .* \*/)$", "", line).strip() for line in text.splitlines()]
+    return "\n".join(line for line in lines if line)

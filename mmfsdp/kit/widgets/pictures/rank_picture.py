@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from itertools import groupby
 
 from ....core.plan import Unit, UnitKind, WrapPlan
 from ....params import FrozenPolicy
 from ..markup import svg, text, width_of
 from ..style import FILL
+from .labels import FONT, Label, placed
 from .unit_boxes import Box, about, name_of, unit_boxes
 from .unit_names import part_names, pattern_name, unit_names
 
@@ -16,13 +18,13 @@ WIDTH = 760
 """Pixels. No picture is scaled down in a cell of JupyterLab at 1280 pixels with its side bar open."""
 LEFT = 62
 """Pixels at which the lanes begin, after the names of the ranks."""
-ALL_RANKS = 8
-"""Of more ranks, only the first, the second and the last are drawn."""
+ALL_RANKS = 4
+"""Of more ranks, only the first, the second and the last are drawn: with a lane for each, a stripe is a hair."""
 LANES_HEIGHT, MIN_LANE, MAX_LANE, LANE_GAP = 80, 13, 34, 5
-MIN_BOX, MIN_STRIPE, BOX_GAP = 3.0, 2.0, 2.0
+MIN_BOX, MIN_STRIPE, BOX_GAP = 3.0, 3.0, 2.0
 PART_ROW = MARK_ROW = PATTERN_ROW = LEGEND_ROW = 17
 SKIPPED_ROW = 14
-FONT = 12
+LEADER_ROW, LEGEND_GAP = 8, 12
 LETTERS = {FrozenPolicy.SHARD: "S", FrozenPolicy.KEEP: "K", FrozenPolicy.REPLICATE: "R"}
 MARK = "∇"
 """Of a frozen unit that gradients pass through."""
@@ -40,9 +42,16 @@ class Lanes:
         self.places = places_of(self.boxes, self.width - LEFT)
         """x and width of each box."""
         self.marks = _marks(plan, self.boxes, self.places, PART_ROW + FONT)
-        self.top = PART_ROW + (MARK_ROW if self.marks else 0)
+        self.part_names = placed(_part_labels(self.boxes, self.places), self.width)
+        self.top = PART_ROW
+        if self.marks:
+            self.top += MARK_ROW
+        elif any(label.is_beside(left) for label, _, left in self.part_names):
+            self.top += LEADER_ROW
         ranks = _shown_ranks(plan)
-        self.lane = min(MAX_LANE, max(MIN_LANE, (LANES_HEIGHT - LANE_GAP * (len(ranks) - 1)) / len(ranks)))
+        lanes = sum(rank is not None for rank in ranks)
+        free = LANES_HEIGHT - LANE_GAP * (lanes - 1) - SKIPPED_ROW * (len(ranks) - lanes)
+        self.lane = min(MAX_LANE, max(MIN_LANE, free / lanes))
         self.tops: list[tuple[int | None, float]] = []
         """Rank and y of each lane; None stands for those that are left out."""
         y: float = self.top
@@ -66,7 +75,7 @@ def rank_picture(plan: WrapPlan, *, width: int = WIDTH, lanes: Lanes | None = No
     opens = lanes is not None
     lanes = lanes or Lanes(plan, width)
     boxes, places, top, bottom = lanes.boxes, lanes.places, lanes.top, lanes.bottom
-    parts = _part_names(boxes, places, lanes.width) + lanes.marks
+    parts = _part_names(lanes) + lanes.marks
     shapes = Shapes(plan, lanes.lane)
     for rank, y in lanes.tops:
         if rank is None:
@@ -173,17 +182,30 @@ def place(number: int, words: str, frame: tuple[float, float, float, float], has
     return f'<g class="mm-b{number}"{focus}><title>{escape(words)}</title>{shape}</g>'
 
 
-def _part_names(boxes: Sequence[Box], places: Sequence[tuple[float, float]], width: float) -> list[str]:
-    """Return the names of the model's parts over their first boxes, as far as they have room."""
-    starts: list[tuple[str, float]] = []
-    for name, (x, _) in zip(part_names(boxes), places, strict=True):
-        if not starts or starts[-1][0] != name:
-            starts.append((name, x))
+def _part_labels(boxes: Sequence[Box], places: Sequence[tuple[float, float]]) -> list[Label]:
+    """Return the names of the model's parts, over their first boxes."""
+    labels: list[Label] = []
+    for name, group in groupby(zip(part_names(boxes), boxes, places, strict=True), key=lambda item: item[0]):
+        part = list(group)
+        (first, _), (last, width) = part[0][2], part[-1][2]
+        numel = sum(box.numel for _, box, _ in part)
+        labels.append(Label((name,), first, last + width, anchor=0.0, weight=numel))
+    return labels
+
+
+def _part_names(lanes: Lanes) -> list[str]:
+    """Return the names of the parts; that of a narrow one may stand beside it, with a line to it."""
     names = []
-    for (name, x), (_, end) in zip(starts, [*starts[1:], ("", float(width))], strict=True):
-        if width_of(name, FONT) < end - x:
-            names.append(text(x, FONT, name, size=FONT))
+    for label, words, left in lanes.part_names:
+        names.append(text(left, FONT, words, size=FONT))
+        if label.is_beside(left):
+            names.append(_leader(left + 4, PART_ROW - 2, label.middle, lanes.top - 1))
     return names
+
+
+def _leader(x: float, y: float, to_x: float, to_y: float) -> str:
+    """Return a thin line from a name to what it names."""
+    return f'<path d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}" fill="none" stroke="currentColor" stroke-width=".7"/>'
 
 
 def _marks(plan: WrapPlan, boxes: Sequence[Box], places: Sequence[tuple[float, float]], y: float) -> list[str]:
@@ -201,24 +223,26 @@ def _marks(plan: WrapPlan, boxes: Sequence[Box], places: Sequence[tuple[float, f
 
 
 def _brackets(lanes: Lanes) -> list[str]:
-    """Return a line under each pattern that repeats, with its name or, where it is narrow, the number of times."""
+    """Return a line under each pattern that repeats, with its name or, where names are too many, the number of times.
+
+    The name of a narrow pattern stands beside it, with a line to it.
+    """
     boxes, places, top = lanes.boxes, lanes.places, lanes.bottom
-    brackets = []
-    free = 0.0  # from where on no name stands
+    brackets, labels = [], []
     for pattern in dict.fromkeys(box.pattern for box in boxes):
         indices = [index for index, box in enumerate(boxes) if box.pattern == pattern]
-        if len(boxes[indices[0]].units) == 1:
+        times = len(boxes[indices[0]].units)
+        if times == 1:
             continue
         x, (last, last_width) = places[indices[0]][0], places[indices[-1]]
         end = last + last_width
         brackets.append(f'<path d="M{x:.1f} {top - 3:.1f}v3H{end:.1f}v-3" fill="none" stroke="currentColor"/>')
-        name = lanes.pattern_name(indices)
-        for words in (name, f"{len(boxes[indices[0]].units)} ×"):
-            left = (x + end - width_of(words, FONT)) / 2
-            if left >= max(x - 8, free):
-                brackets.append(text((x + end) / 2, top + 13, words, size=FONT, anchor="middle"))
-                free = left + width_of(words, FONT) + 4
-                break
+        numel = sum(boxes[index].numel for index in indices)
+        labels.append(Label((lanes.pattern_name(indices), f"{times} ×"), x, end, anchor=0.5, weight=numel))
+    for label, words, left in placed(labels, lanes.width):
+        brackets.append(text(left + width_of(words, FONT) / 2, top + 13, words, size=FONT, anchor="middle"))
+        if label.is_beside(left):
+            brackets.append(_leader(left + 4, top + 4, label.middle, top))
     return brackets
 
 
@@ -233,15 +257,14 @@ def _legend(plan: WrapPlan, boxes: Sequence[Box], top: float, width: float) -> t
         if any(unit.kind is not other for unit in units):
             entries.append((f'<rect x="{{x}}" y="{{y}}" width="11" height="11" fill="{FILL[kind]}"/>', kind))
     if sharded:
-        entries.append((sample, "on other ranks: gathered, used, freed"))
+        share = f"{plan.shard - 1}/{plan.shard} " if plan.shard > ALL_RANKS else ""  # few ranks are all in sight
+        entries.append((sample, f"{share}on other ranks: gathered, used, freed"))
     if any(unit.gathers_forward and not unit.reshard_after_forward for unit in sharded):
         entries.append((hatched, "gathered once, kept for backward"))
     if any(unit.kind is not UnitKind.TRAINABLE and unit.grad_flow for unit in units):
         entries.append(("", f"{MARK} gradients pass through"))
     if plan.fsdp.frozen_policy is FrozenPolicy.AUTO:
         entries.append(("", "AUTO chose: S shard, K keep, R replicate"))
-    if sharded and plan.shard > ALL_RANKS:
-        entries.append(("", f"a filled stripe is 1/{plan.shard}"))
     if plan.replicate > 1 and plan.shard > 1:
         entries.append(("", f"× {plan.replicate} groups of {plan.shard} ranks, all alike"))
     legend, x, row = [], 0.0, 0
@@ -252,7 +275,7 @@ def _legend(plan: WrapPlan, boxes: Sequence[Box], top: float, width: float) -> t
         y = top + LEGEND_ROW * row
         legend.append(shape.format(x=x + 0.5, y=y + 3.5, middle=y + 9))
         legend.append(text(x + (17 if shape else 0), y + 13, words, size=FONT))
-        x += needed + 14
+        x += needed + LEGEND_GAP
     return legend, row + 1
 
 

@@ -12,7 +12,8 @@ from ....params.in_words import size
 from ....predict.timeline import Moment, Timeline
 from ..markup import svg, text, ticks, width_of
 from ..style import FILL
-from .rank_picture import FONT, LEFT, WIDTH, rectangle
+from .labels import FONT
+from .rank_picture import LEFT, WIDTH, rectangle
 from .unit_boxes import box_of_unit, short_text, unit_boxes
 
 MAX_EVENTS = 150

@@ -38,8 +38,10 @@ function mmCharts(root, spec, source) {
   const empty = make("div", { className: "mm-quiet" }, "No steps yet.");
   const runs = make("div", { className: "mm-chart-read" });
   const spoken = make("div", { className: "mm-spoken", ariaLive: "polite" });
+  const shut = make("button", { type: "button", title: "Back to all charts" }, "×");
+  const large = make("dialog", { className: "mm-chart-large", ariaLabel: "one chart, large" }, shut); // in front of the whole page
   root.classList.add("mm-live-charts");
-  root.append(bar, runs, empty, grid, spoken);
+  root.append(bar, runs, empty, grid, spoken, large);
   if (spec.compact) root.classList.add("mm-compact-charts");
   bar.hidden = true;
 
@@ -48,6 +50,16 @@ function mmCharts(root, spec, source) {
   smoothInput.oninput = () => { state.smooth = Number(smoothInput.value); redraw(); };
   reset.onclick = () => zoom(null);
   png.onclick = savePng;
+  shut.onclick = () => large.close();
+  large.onclick = event => event.target === large && large.close(); // a click beside it
+  large.onkeydown = event => event.stopPropagation(); // a notebook has keys of its own
+  large.onclose = () => {
+    const plot = plots.find(isLarge);
+    if (!plot || large.open) return; // charts made anew are in front again
+    grid.insertBefore(plot.box, grid.children[plots.indexOf(plot)] || null);
+    fit(plot);
+    plot.box.focus();
+  };
   csv.onclick = () => save(new Blob([csvText()], { type: "text/csv" }), "charts.csv");
 
   // Numbers ----------------------------------------------------------------------------------------------------------
@@ -142,6 +154,18 @@ function mmCharts(root, spec, source) {
 
   // Plots ------------------------------------------------------------------------------------------------------------
 
+  const isLarge = plot => plot.box.parentElement === large;
+  const fit = plot => {
+    const { clientWidth, clientHeight } = large;
+    plot.u.setSize(isLarge(plot) ? { width: clientWidth - 24, height: clientHeight - 60 } : { width: width(), height: height() });
+  };
+  const enlarge = plot => {
+    if (large.open) return;
+    large.append(plot.box);
+    large.showModal();
+    fit(plot);
+    plot.box.focus();
+  };
   const height = () => spec.height || 130;
   const width = () => {
     const columns = getComputedStyle(grid).gridTemplateColumns.split(" ").length, gap = 16;
@@ -237,8 +261,10 @@ function mmCharts(root, spec, source) {
   const rebuild = () => {
     nameRuns();
     root.classList.toggle("mm-many-runs", tables.size > 1);
-    for (const plot of plots) plot.u.destroy();
-    grid.replaceChildren(); plots = [];
+    const seen = plots.find(isLarge)?.chart.title; // it stays in front
+    if (seen) large.close();
+    for (const plot of plots) { plot.u.destroy(); plot.box.remove(); }
+    plots = [];
     bar.hidden = !charts.length; empty.hidden = charts.length > 0;
     for (const chart of charts) {
       const title = make("b", {}, chart.title), read = make("span", { className: "mm-chart-read" });
@@ -250,7 +276,14 @@ function mmCharts(root, spec, source) {
       plot.lines = linesOf(plot.chart);
       plot.u = new uPlot(optionsOf(plot.chart, plot), dataOf(plot.chart), plot.box);
       plot.box.onkeydown = event => moveCursor(plot, event);
+      plot.box.onpointerdown = event => { plot.pressed = event.clientX; };
+      // A drag zooms, and a second click shows the whole run again.
+      plot.box.onclick = event => {
+        clearTimeout(plot.click);
+        if (event.detail < 2 && Math.abs(event.clientX - plot.pressed) <= 4) plot.click = setTimeout(() => enlarge(plot), state.zoom ? 300 : 0);
+      };
       readOut(plot, null);
+      if (plot.chart.title === seen) enlarge(plot);
     }
   };
   const redraw = () => {
@@ -288,7 +321,8 @@ function mmCharts(root, spec, source) {
   };
   const moveCursor = (plot, event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20 }[event.key];
-    if (event.key === "Escape") return zoom(null);
+    if (event.key === "Escape") return large.open || zoom(null);
+    if (event.key === "Enter") { event.preventDefault(); event.stopPropagation(); return enlarge(plot); }
     if (!step && event.key !== "Home" && event.key !== "End") return;
     event.preventDefault(); event.stopPropagation();
     const xs = plot.u.data[0], now = plot.u.cursor.idx;
@@ -391,11 +425,12 @@ function mmCharts(root, spec, source) {
 
   let lastWidth = 0;
   const resized = new ResizeObserver(() => {
+    plots.filter(isLarge).forEach(fit);
     if (!plots.length || Math.abs(width() - lastWidth) < 2) return;
     lastWidth = width();
-    for (const plot of plots) plot.u.setSize({ width: lastWidth, height: height() });
+    plots.forEach(fit);
   });
-  resized.observe(root);
+  resized.observe(root); resized.observe(large);
   const themed = new MutationObserver(() => plots.forEach(plot => plot.u.redraw(false)));
   themed.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
   const dark = matchMedia("(prefers-color-scheme: dark)"), onDark = () => plots.forEach(plot => plot.u.redraw(false));
@@ -422,7 +457,7 @@ function mmCharts(root, spec, source) {
         plot.lines.forEach((line, i) => { lines[line.label] = [...plot.u.data[1 + 2 * i]]; });
         const { min, max } = plot.u.scales.y, index = plot.u.cursor.idx;
         const cursor = index == null ? null : { x: plot.u.data[0][index], left: plot.u.cursor.left };
-        drawn[plot.chart.title] = { x: [...plot.u.data[0]], lines, y: [min, max], xs: [plot.u.scales.x.min, plot.u.scales.x.max], distr: plot.u.scales.y.distr, cursor, text: textOf(plot), read: plot.read.textContent };
+        drawn[plot.chart.title] = { isLarge: isLarge(plot), x: [...plot.u.data[0]], lines, y: [min, max], xs: [plot.u.scales.x.min, plot.u.scales.x.max], distr: plot.u.scales.y.distr, cursor, text: textOf(plot), read: plot.read.textContent };
       }
       return { charts: drawn, tables: Object.fromEntries([...tables].map(([name, { bucket, first, end, rows, epoch }]) => [name, { bucket, first, end, rows, epoch }])), state: { ...state }, ended };
     },
