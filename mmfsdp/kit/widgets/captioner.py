@@ -36,7 +36,8 @@ MIN_LOSS = 0.05
 STYLE = f"""<style>
 .mm-seen {{position: relative; width: 220px; height: 220px}}
 .mm-seen > * {{position: absolute; inset: 0; width: 100%; height: 100%}}
-.mm-seen + div {{width: 220px; min-height: 4em}} .mm-seen img {{image-rendering: pixelated}} .mm-seen div {{display: grid}}
+.mm-seen + div {{width: 220px; min-height: 4em}}
+.mm-seen img {{image-rendering: pixelated}} .mm-seen div {{display: grid}}
 .mm-tokens {{display: flex; flex-wrap: wrap; gap: 4px; margin: 4px 0 10px}}
 .mm-token {{border: 1px solid {INK}66; border-radius: 4px; padding: 2px 7px; line-height: 1.3; min-width: 2em}}
 .mm-token i {{display: block; height: 3px; background: {FROZEN}}} .mm-token small {{opacity: .8; font-size: 12px}}
@@ -69,9 +70,9 @@ class Captioner(Worker, CellWidget):
         self.error_line = self._note
         hint = w.HTML(note("with the picture; click a word to see where it comes from"))
         self._looks = w.VBox([hint, self._token], layout=w.Layout(display="none"))
-        tools = w.VBox([self._pick, self._upload, self._prompt, self._layer])
-        answers = w.VBox([self._looks, self._said], layout=w.Layout(max_width="36em"))
-        top = w.HBox([self._seen, tools, answers], layout=w.Layout(flex_flow="row wrap", grid_gap="12px"))
+        tools = w.VBox([self._pick, self._upload, self._prompt, self._layer, self._looks, self._said])
+        tools.layout.flex = "1 1 26em"
+        top = w.HBox([self._seen, tools], layout=w.Layout(flex_flow="row wrap", grid_gap="12px"))
         super().__init__([w.HTML(STYLE, layout=w.Layout(display="none")), self._note, top])
         self.replace_older()
         self._pick.observe(lambda _: self._picked(), "value")
