@@ -21,7 +21,7 @@ class Label(NamedTuple):
     end: float
     """Pixels between which it lies in the picture."""
     anchor: float
-    """Where the name stands if it has room: 0 for one that begins at the start, 0.5 for one in the middle."""
+    """Place of a name that has room: 0 for one that begins at the start, 0.5 for one in the middle."""
     weight: float
     """What it names is so large: of names that do not have room together, the smallest is shortened first."""
 
