@@ -23,7 +23,7 @@ class Label(NamedTuple):
     anchor: float
     """Place of a name that has room: 0 for one that begins at the start, 0.5 for one in the middle."""
     weight: float
-    """What it names is so large: of names that do not have room together, the smallest is shortened first."""
+    """Size of what it names: of names that do not have room together, the smallest is shortened first."""
 
     @property
     def middle(self) -> float:
