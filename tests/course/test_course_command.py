@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from books import read
+from IPython.core.inputtransformer2 import TransformerManager
 
 from mmfsdp.kit import cli
 from mmfsdp.kit.cli.class_copy import TUTOR_NOTE
@@ -180,3 +181,38 @@ def test_a_first_cell_installs_into_the_running_kernel_and_makes_one_for_the_cla
     code = "import mmfsdp, os; print(mmfsdp.__file__, os.environ['MMFSDP_CLUSTERS'])"
     started = env.notebook(code, cwd=tmp_path, kernel="fsdp-course", **there)
     assert started.strip() == f"{env.packages}/mmfsdp/__init__.py /shared/clusters"
+
+
+def test_a_copy_for_colab_installs_itself_there_and_does_nothing_elsewhere(tmp_path, monkeypatch, capsys):
+    copy = tmp_path / "colab"
+    url = "https://github.com/somebody/their-fork/tree/spring/colab"
+    assert cli.main(["course", str(copy), "--student", "--colab", url]) == 0 and not dead_links(copy)
+    badges = re.findall(r"github/somebody/their-fork/blob/spring/colab/(\S+)\)", (copy / "README.md").read_text())
+    assert sorted(badges) == sorted(name for name in files_of(copy) if name.endswith(".ipynb"))
+    calls = []
+
+    class Shell:
+        def system(self, command):
+            calls.append(command)
+
+        def run_line_magic(self, name, line, **options):
+            calls.append(f"{name} {line}")
+
+    for name in badges:
+        cells = read(copy / name).cells
+        assert cells[0].source.startswith("# ") and "google.colab" in cells[1].source
+    code = TransformerManager().transform_cell(cells[1].source)
+    exec(code, {"get_ipython": Shell})
+    assert calls == []
+    monkeypatch.setitem(sys.modules, "google.colab", sys)
+    exec(code, {"get_ipython": Shell})
+    clone, install, course, folder = calls
+    assert "-b spring https://github.com/somebody/their-fork /content/mmfsdp" in clone
+    assert install.endswith("/content/mmfsdp/install.py --here") and course.endswith("/content/course --student")
+    assert folder == "cd /content/course/notebooks"
+
+
+@pytest.mark.parametrize("words", [["--colab", "https://github.com/a/b/tree/main/c"], ["--student", "--colab", "a/b"]])
+def test_an_address_for_colab_is_a_folder_on_github_and_for_students(tmp_path, capsys, words):
+    assert cli.main(["course", str(tmp_path / "copy"), *words]) == 2
+    assert "--colab" in capsys.readouterr().err and not (tmp_path / "copy").exists()

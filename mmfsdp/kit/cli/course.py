@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from ...params import ParamError
 from .class_copy import TUTOR_NOTE, class_files
+from .colab import address_of, for_colab
 
 PACKAGE = Path(__file__).resolve().parents[2]
 PARTS = ("notebooks", "slides")
@@ -25,9 +26,14 @@ LINK = re.compile(r"(?<!!)\[(?P<words>[^\[\]]+)\]\((?P<target>\.\./[^)\s#]+)(?:#
 
 def add_course(add: Callable[..., ArgumentParser]) -> None:
     """Add `mmfsdp course`."""
-    command = add(course, "copy the notebooks and slides of the course", usage="DIR [--student] [--replace]")
+    command = add(
+        course, "copy the notebooks and slides of the course", usage="DIR [--student] [--colab URL] [--replace]"
+    )
     command.add_argument("folder", metavar="DIR", help="the folder to copy into; existing files are kept")
     command.add_argument("--student", action="store_true", help="for students: without answers and slides")
+    command.add_argument(
+        "--colab", metavar="URL", help="with --student: where the copy will lie on GitHub, for badges and a first cell"
+    )
     command.add_argument("--replace", action="store_true", help="overwrite files that differ from the course's")
 
 
@@ -39,9 +45,14 @@ def course(values: Namespace) -> int:
     source = course_source()
     if source.resolve() == target.resolve():
         raise ParamError("DIR", f"{values.folder!r} is the course itself; name another folder")
+    if values.colab and not values.student:
+        raise ParamError("--colab", "is for a copy without answers; add --student")
     if values.student:
+        address = address_of(values.colab) if values.colab else None
         check_has_no_answers(target)
         files = student_files(source)
+        if address is not None:
+            files = for_colab(files, address)
     else:
         files = teacher_files(source)
     written, kept = write_files(with_links_inside(files), target, replace=values.replace)
