@@ -144,8 +144,13 @@ def saved(name: str, ranks: int = 2) -> list[dict[str, Any]] | str:
 
 
 EXPLAINED = {
-    "operand.*NoneType|(got|not) NoneType": "Something is None here: a gradient before the first one, or what a "
-    "collective returns. A collective changes its tensor in place, and returns None.",
+    "operand.*NoneType|(got|not) NoneType|'NoneType' object has no attribute": "Something is None here: a gradient "
+    "before the first one, or what a collective returns. A collective changes its tensor in place, and returns None.",
+    "Expected parameter `tensor` of type torch.Tensor": "Send and receive tensors. `mine` and `other` are numbers of "
+    "ranks, `halves[mine]` is a tensor.",
+    "expected Tensor as element .* but got int": "Is a tensor replaced by what `recv` returns? It fills its tensor in "
+    "place, and returns the number of the rank that sent it.",
+    "Must specify global_rank or group_rank": "Name the rank whose tensor all ranks get: `src=0`.",
     "name 'math' is not defined": "Write `import math` in your own cell, or round up with `//`.",
 }
 """What an error of Python says, as a pattern -> what a learner may not see in it."""

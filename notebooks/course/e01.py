@@ -6,7 +6,7 @@ import re
 
 from mmfsdp.kit.widgets.ranks_cell.ranks_magic import run_on_ranks
 
-from .checks import cell_code, exercise, number, saved
+from .checks import DEADLOCK, cell_code, exercise, number, saved
 
 POINT_TO_POINT = {"send", "recv", "isend", "irecv", "P2POp", "batch_isend_irecv", "barrier", "get_rank"}
 OTHER_VALUES = ([2.0, 7.0, 1.0, 8.0, 2.0, 9.0], [3.0, 1.0, 4.0, 1.0, 5.0, 9.0])
@@ -40,7 +40,10 @@ def ring() -> str | None:
         if torch.allclose(got, want / 2):
             return "That is the mean. An all-reduce gives the sum."
         if not torch.equal(got, want):
-            return f"Rank {rank} has {got.tolist()}, and the sum of both is {want.tolist()}."
+            return (
+                f"Rank {rank} has {got.tolist()}, and the sum of both is {want.tolist()}: neither half is a sum. After "
+                "the first exchange `halves[mine]` is one: send that, and receive into `halves[other]`."
+            )
     run_on_ranks(f"{code}\n\nsave(again=ring_sum(torch.tensor({OTHER_VALUES}[rank])))", 2, "01.ring.again")
     again = saved("01.ring.again")
     if isinstance(again, str):
@@ -94,6 +97,8 @@ def ddp() -> str | None:
     import torch
 
     found = saved("01.ddp")
+    if found == DEADLOCK and re.search(r"broadcast\([^)]*\brank\b", cell_code("01.ddp")):
+        return "Each rank broadcasts its own weights, and waits. The source is the same on every rank: `src=0`."
     if isinstance(found, str):
         return found
     first, second = (f["weights"] for f in found)

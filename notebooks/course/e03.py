@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .checks import exercise, unanswered
-from .grades import DTYPE, beside_torch, graded, predicted_as_measured
+from .grades import DTYPE, beside_torch, graded, other_dtype, predicted_as_measured
 from .small_units import hint_for_small_units
 
 
@@ -90,10 +90,10 @@ def policies() -> str | None:
 
 
 def _replicated_unlike(failure: str) -> bool:
-    """Return True if the cell came as far as REPLICATE, and failed by the dtype or by the pre-hook's arguments."""
+    """Return True if the cell came as far as REPLICATE, and failed by the dtype."""
     from mmfsdp.kit.widgets.ranks_cell.ranks_magic import artifacts
 
-    if failure != DTYPE and "cast() missing" not in failure:
+    if failure != DTYPE:
         return False
     return "KEEP " in (artifacts("03.policies") / "0.log").read_text(errors="replace")  # it has run: it has failed
 
@@ -111,12 +111,16 @@ WHY = {
 
 @exercise("03.predict")
 def predict() -> str | None:
-    """The bytes that were measured, for each policy."""
+    """The bytes that were measured, for SHARD in fp32, and for KEEP and REPLICATE in bf16."""
     found = graded("03.predict", "predict", 3)
     if isinstance(found, str):
         return found
     for policy in ("SHARD", "KEEP", "REPLICATE"):
-        if hint := predicted_as_measured(**found[0][policy], world=len(found), frozen=True):
+        bytes_sent = found[0][policy]
+        in_bf16 = policy != "SHARD"
+        hint = other_dtype(**bytes_sent) if in_bf16 else None
+        hint = hint or predicted_as_measured(**bytes_sent, world=len(found), frozen=True)
+        if hint:
             return f"{policy}: {hint}"
     return None
 

@@ -98,19 +98,22 @@ def four_bits() -> str | None:
 
     from mmfsdp.quantized.nf4 import Nf4
 
-    from .four_bits import weight_of_7_rows
+    from .four_bits import numbers_to_pack, weight_of_7_rows
 
     found = saved("11.four_bits")
     if isinstance(found, str):
         return found
     packed = found[0]["packed"]
-    codes, scales = Nf4().quantize(torch.linspace(-3, 2, 150)[None])
-    if packed.shape != (3, 36):
-        return f"150 numbers are 3 blocks of 36 bytes, and `pack` returns the shape {tuple(packed.shape)}."
+    numbers = numbers_to_pack()
+    codes, scales = Nf4().quantize(numbers[None])
+    blocks = scales.numel()
+    if packed.shape != (blocks, 36):
+        shape = tuple(packed.shape)
+        return f"{len(numbers)} numbers are {blocks} blocks of 36 bytes, and `pack` returns the shape {shape}."
     mine = packed[:, 32:].contiguous().view(torch.float32).flatten()
     if not torch.allclose(mine, scales.flatten()):
         return f"The scales of the blocks are {scales.flatten().tolist()}, and you have {mine.tolist()}."
-    if (packed[:, :32] != codes.view(3, 32)).float().mean() > 0.02:  # a number may be as near to two levels
+    if (packed[:, :32] != codes.view(blocks, 32)).float().mean() > 0.02:  # a number may be as near to two levels
         return "Some codes are not those of the nearest level: nearest to the number over the scale of its block."
     rows = torch.nn.functional.pad(weight_of_7_rows(), (0, 0, 0, 1)).chunk(2)
     parts = [Nf4().dequantize(*Nf4().quantize(part.reshape(1, -1)), 40, torch.float32) for part in rows]

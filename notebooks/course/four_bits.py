@@ -23,6 +23,11 @@ Pack = Callable[[torch.Tensor], torch.Tensor]
 Fill = Callable[[Any, torch.Tensor], None]
 
 
+def numbers_to_pack() -> torch.Tensor:
+    """Return 214 numbers, in blocks of 64 the last of which has zeros only."""
+    return torch.cat([torch.linspace(-0.3, 0.2, 150), torch.zeros(64)])
+
+
 def make_room(piece: Any) -> None:
     """Give the storage of a whole parameter its size."""
     whole = piece.whole

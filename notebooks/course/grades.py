@@ -48,18 +48,36 @@ KNOWN_OF_PART = {
     "refill": {
         "must match the (existing )?size": "The parts have the rows of the padding too, and the whole parameter has "
         "not: copy the first `len(piece.whole)` of them.",
+        "inconsistent tensor size": "Do not give the whole parameter other memory: resize the storage that it has, "
+        "and copy into it.",
+        "name 'module' is not defined": "`piece.owners` has the modules, each with the parameter's name: go through "
+        "all of them.",
         "size mismatch, got input": "The whole parameter has lost its shape. Leave the tensor as it is, and resize "
         "its storage to 0.",
     },
     "collectives": {
         "Sizes of tensors must match": "A row is for a rank, and pieces stand side by side in it: concatenate along "
         "`dim=1`.",
+        "invalid tensor size": "A collective takes flat tensors here: `by_rank.view(-1)`, and this rank's row.",
     },
-    "watch": {"has no attribute 'remove'": "In the first step there is no hook yet: remove it only if there is one."},
+    "watch": {
+        "has no attribute 'remove'": "In the first step there is no hook yet: remove it only if there is one.",
+        "has no attribute 'view_as'": "Not every input is a tensor: make a view of those only for which "
+        "`needs_grad(x)`.",
+        r"after_backward\(\) missing 1 required": "PyTorch calls a hook with the gradients and nothing else. "
+        "`partial(after_backward, unit)` makes such a function, which has the unit too.",
+        r"len\(\) of a 0-d tensor|iteration over a 0-d tensor": "`after_backward` wants all gradients, when the last "
+        'is there. With `mode="any"` a hook gets the first one alone.',
+    },
     "shard": {
+        r"cast\(\) missing": "PyTorch calls a pre-hook with the module and its inputs, and with `with_kwargs=True` "
+        "with those by keyword, too: register `partial(cast, dtype)` so.",
+        "cannot access local variable 'unit'": "The unit is made further down: set `reshard`, which it is given.",
         "list index out of range": "A unit without parameters was made. A replicated module is no unit: return None.",
     },
     "moments": {
+        "'Unit' object has no attribute": "`gather`, `reduce` and `release` are functions of your file, which take the "
+        "unit: `gather(unit)`.",
         "missing 1 required positional argument: '_'|'NoneType' object is not callable": HOOK,
     },
 }
@@ -176,7 +194,9 @@ def _sent(mine: dict[str, int], theirs: dict[str, int]) -> str | None:
         if name == "reduce-scatter, backward" and sent > torchs:
             return head + "A hook of the step before is still there, and reduces once more: remove it."
         if name == "all-gather, backward" and sent > torchs:
-            return head + "A unit is gathered again in backward that need not be."
+            return (
+                head + "A unit is gathered again in backward that need not be. Is one released that does not reshard?"
+            )
         if name == "all-gather, forward" and sent < torchs:
             return (
                 f"{head}In a later step some units are still gathered from the step before, with old weights. Who "
@@ -221,4 +241,17 @@ def predicted_as_measured(
         if name == "reduce-scatter, backward" and got > sent:
             return head + "Only a unit that trains is reduced."
         return head + "The whole is W times the elements of a shard, padding included, times the bytes of one."
+    return None
+
+
+def other_dtype(predicted: dict[str, int], measured: dict[str, int]) -> str | None:
+    """Return the hint for bytes of another dtype, where whole parameters are in bf16 and shards in fp32: twice as many
+    or half of what is measured."""
+    for name in sorted(measured):
+        got, sent = predicted.get(name, 0), measured[name]
+        if got != sent and got in (2 * sent, sent / 2):
+            return (
+                f"With whole parameters in bf16, {name}: you predict {got:,} bytes, and {sent:,} are sent. Weights "
+                "travel in the dtype of `piece.whole`, gradients in that of `piece.shard`."
+            )
     return None
