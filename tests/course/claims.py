@@ -1,5 +1,5 @@
-"""What the course claims: sentences with a strong word, or a number with a unit, of its notebooks, its quizzes and its
-slides, and each answer that a quiz says is right.
+"""What the course claims: sentences with a strong word, or a number with a unit, of its notebooks, its quizzes, the
+clinic's stories and its slides, each answer that a quiz says is right, and what the reference pages call exact.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import yaml
 from books import FOLDER, ROOT, read
+from course.clinic_stories import STORIES
 
 from mmfsdp.kit.cli.class_copy import tagged
 
@@ -16,11 +17,13 @@ UNITS = (
     "percent|bytes?|GiB|MiB|KiB|GB|MB|kB|ms|seconds?|minutes?|microseconds?|bits?|times|GPUs?|ranks?|parameters|"
     "tokens|positions|patches|operations|all-gathers|collectives|lines"
 )
-WORDS = "always|never|only|must|half|twice|a third|a fifth|doubles?"
+WORDS = "always|never|only|must|half|twice|a third|a fifth|doubles?|exactly|cannot|neither|nobody"
 CLAIM = re.compile(
     rf"\b({WORDS})\b|\d[\d.,]*(?:\^\d+)?\s*(?:%|(?:{UNITS})\b)",
     re.IGNORECASE,
 )
+EXACT = re.compile(r"\b(bitwise|bit for bit|last bit|to the byte|exactly)\b", re.IGNORECASE)
+"""Of the reference pages, whose other strong words were read once by a person."""
 
 
 def sentences(text: str) -> Iterator[str]:
@@ -40,7 +43,8 @@ def right_answers() -> Iterator[tuple[str, str]]:
 
 def texts() -> Iterator[tuple[str, str]]:
     """Yield (place, text) of all that students see: "02" for a lesson, "quiz 02" for the reasons of its quiz, "answer
-    02" for the right answers, "deck" for a slide with its notes.
+    02" for the right answers, "story 08.bug1" for what a check of the clinic tells, "deck" for a slide with its notes,
+    "page plan" for a reference page.
     """
     for path in sorted(FOLDER.glob("[0-9][0-9]_*.ipynb")):
         for cell in read(path).cells:
@@ -51,6 +55,10 @@ def texts() -> Iterator[tuple[str, str]]:
             for answer in question["answers"]:
                 yield f"quiz {lesson}", answer["because"]
     yield from right_answers()
+    for exercise, story in STORIES.items():
+        yield f"story {exercise}", story
+    for page in sorted((FOLDER / "reference").glob("*.md")):
+        yield f"page {page.stem}", page.read_text(encoding="utf-8")
     for slide in (ROOT / "slides" / "deck.md").read_text(encoding="utf-8").split("\n---\n"):
         yield "deck", slide.replace("&nbsp;", " ")
 
@@ -63,7 +71,7 @@ def claims() -> Iterator[tuple[str, str]]:
             continue
         for sentence in sentences(text):
             without_minutes = re.sub(r"\(\d+ minutes, \w+\)|^\| \*\*It takes\*\*.*", "", sentence)
-            if CLAIM.search(without_minutes):
+            if (EXACT if place.startswith("page") else CLAIM).search(without_minutes):
                 yield place, sentence
 
 
