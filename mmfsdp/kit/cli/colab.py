@@ -22,7 +22,7 @@ BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 
 
 class Address(NamedTuple):
-    """Where the class's copy will lie on GitHub: OWNER/NAME of the repository, a branch, and the folder in it."""
+    """A folder on GitHub for the class's copy: OWNER/NAME of its repository, its branch, its path."""
 
     repository: str
     branch: str
