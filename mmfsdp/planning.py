@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from .core.collectives import rank
+from .core.collectives import answering_ranks, from_rank_0, rank
+from .core.names import model_digest
 from .core.optimizer_states import gathered_bytes, kept_states
 from .core.plan import WrapPlan
 from .core.planner import mesh_shape, plan_units
@@ -100,7 +103,7 @@ def wrap_fsdp(
             a mesh of two axes, or else makes one replica per node, with LOCAL_WORLD_SIZE ranks (torchrun sets it).
         device: The device of this rank. Default: its current GPU with nccl, else the CPU.
         mesh: A device mesh of one axis, or of two: replicas, then shards. Default: a mesh over all ranks.
-        example: Keyword arguments of one forward; see `make_plan`.
+        example: Keyword arguments of one forward; see `make_plan`. That of rank 0 counts: it plans for all ranks.
 
     Returns:
         The wrapped model. FSDP2 wraps in place; DDP and FSDP1 return a wrapper. Make the optimizer after this call.
@@ -117,8 +120,30 @@ def wrap_fsdp(
         params = params.with_node_size(mesh.size(1))
     elif "LOCAL_WORLD_SIZE" in os.environ:
         params = params.with_node_size(int(os.environ["LOCAL_WORLD_SIZE"]))
-    plan = make_plan(model, params, world_size=dist.get_world_size(), example=example)
+    plan = plan_on_rank_0(model, partial(make_plan, model, params, world_size=dist.get_world_size(), example=example))
     if rank() == 0 and not plan.refused:
         for finding in plan.lint:
             warnings.warn(f"plan: {finding.message}", stacklevel=2)
     return apply_plan(model, plan, device=device, mesh=mesh)
+
+
+def plan_on_rank_0(model: nn.Module, make: Callable[[], WrapPlan]) -> WrapPlan:
+    """Return the plan that rank 0 makes: all ranks have the same one. Every rank must call it.
+
+    To plan takes seconds of CPU time, and ranks share their node's cores. A rank whose model is not rank 0's makes its
+    plan by itself, and so do all where rank 0 fails: each then raises the error.
+    """
+    if answering_ranks() == 1:
+        return make()
+    if rank() == 0:
+        try:
+            plan = make()
+        except Exception:
+            from_rank_0(None)
+            raise
+        from_rank_0([model_digest(model), plan.to_dict()])
+        return plan
+    handed = from_rank_0(None)
+    if handed and handed[0] == model_digest(model):
+        return WrapPlan.from_dict(handed[1])
+    return make()

@@ -58,6 +58,22 @@ def gather_json(value: Any, group: ProcessGroup | None = None) -> list[Any]:
     return [json.loads(bytes(padded[: int(size)].tolist())) for size, padded in zip(sizes, texts, strict=True)]
 
 
+def from_rank_0(value: Any) -> Any:
+    """Return what rank 0 passes, by a collective; the other ranks' values are not looked at. Every rank must call it.
+
+    The value travels as JSON, as in `gather_json`, and once to each rank: it may be large.
+    """
+    if not is_distributed():
+        return value
+    text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(group_device())
+    size = torch.tensor([len(text)], device=text.device)
+    dist.broadcast(size, src=0)
+    if rank():
+        text = text.new_empty(int(size))
+    dist.broadcast(text, src=0)
+    return json.loads(text.cpu().numpy().tobytes())
+
+
 def gather_through_store(value: Any) -> list[Any]:
     """Return what each rank passes, in order of the ranks, without a collective. Every rank must call it.
 

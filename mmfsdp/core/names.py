@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import sha256
 
 import torch
 from torch import nn
@@ -84,3 +85,17 @@ def planned_params(model: nn.Module, names: list[str]) -> list[Param]:
     module = name.removesuffix("_flat_param").rstrip(".")
     unit = next(unit for unit in plan.units if module in unit.modules)
     return list(unit.params)
+
+
+def model_digest(model: nn.Module) -> str:
+    """Return a digest of all of a plain model that a plan depends on, and of no values.
+
+    Classes of modules by name, in their order; names, shape, dtype and `requires_grad` of each tensor.
+    """
+    digest = sha256()
+    for name, module in model.named_modules(remove_duplicate=False):
+        digest.update(f"{name} {type(module).__module__}.{type(module).__qualname__}\n".encode())
+    for names, tensor in named_tensors(model):
+        is_parameter = isinstance(tensor, nn.Parameter)
+        digest.update(f"{names} {tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad} {is_parameter}\n".encode())
+    return digest.hexdigest()

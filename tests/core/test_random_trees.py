@@ -3,6 +3,7 @@ ranks; what the lint lets pass does not fail, and what it does not is refused.""
 
 import gc
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from mmfsdp.core.gradient_sync import gradient_sync
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.kit.train.meters import Collectives
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
-from mmfsdp.planning import make_plan
+from mmfsdp.planning import make_plan, plan_on_rank_0
 from mmfsdp.predict import estimate
 from tests.parity import bytes_held, wire
 from tests.ranks import fake_group, in_processes, on_ranks
@@ -181,7 +182,8 @@ def one(fields: dict, accumulation: int, seen: bool, *tree) -> list[str]:
     x = torch.ones(2, DIM)
     try:
         ranks, example = dist.get_world_size(), {"x": x} if seen else None
-        plan = make_plan(model_of(*tree), FSDPParams(**fields), world_size=ranks, example=example)
+        model = model_of(*tree)
+        plan = plan_on_rank_0(model, partial(make_plan, model, FSDPParams(**fields), world_size=ranks, example=example))
     except ParamError as error:
         return [f"REFUSED {error}"]
     except Exception as error:

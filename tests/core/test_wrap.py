@@ -1,6 +1,7 @@
 """Wrapped on real ranks = one process: same losses, norms and weights; frozen untouched; traffic as predicted."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.model_record import plan_of
 from mmfsdp.core.names import plain_name
+from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.quantize import quantize_model
 from mmfsdp.core.step import train_step
 from mmfsdp.core.weights import take_weights
@@ -21,7 +23,7 @@ from mmfsdp.core.wrap import apply_plan
 from mmfsdp.kit.train.meters import Collectives
 from mmfsdp.kit.train.optimizer import build_optimizer, build_scaler
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
-from mmfsdp.planning import make_plan, wrap_fsdp
+from mmfsdp.planning import make_plan, plan_on_rank_0, wrap_fsdp
 from mmfsdp.predict import estimate
 from tests.core.test_several_sources import trained
 from tests.cover import kept, selected
@@ -69,7 +71,8 @@ def wrapped(case: str, fields: dict) -> dict:
     before = {n: p.detach().clone() for n, p in in_one_process(case, fields).named_parameters()}
     model = tiny_flamingo(tied=tied, seed=rank)  # every rank with weights of its own: rank 0's must win
     example = None if "no example" in case else tiny_batch().inputs()
-    plan = make_plan(model, FSDPParams(**fields), world_size=dist.get_world_size(), example=example)
+    make = partial(make_plan, model, FSDPParams(**fields), world_size=dist.get_world_size(), example=example)
+    plan = plan_on_rank_0(model, make)
     model = apply_plan(model, plan)
     optimizer, schedule = build_optimizer(model, TRAIN)
     scaler = build_scaler(model)
@@ -190,6 +193,7 @@ def odd_starts() -> dict:
     found["normalized"] = [normalized(fields) for fields in NORMALIZE]
     found["starts"] = [start(backend) for backend in BACKENDS]
     found["plan"] = str(plan_of(model)) == str(make_plan(tiny_flamingo(), world_size=2))
+    found["planners"] = planners()
     found["units"] = sum(isinstance(m, FSDPModule) for m in model.modules())
     found["backwards"] = wrong_guess()
     try:
@@ -197,6 +201,22 @@ def odd_starts() -> dict:
     except ParamError as error:
         found["refused"] = str(error)
     return found
+
+
+def planners() -> list[int]:
+    """How often this rank has planned: a model that is rank 0's, and then one that is not."""
+    counts, makes = [], []
+
+    def make(model: nn.Module) -> WrapPlan:
+        makes.append(model)
+        return make_plan(model, world_size=2)
+
+    for width in (2, 2 + dist.get_rank()):
+        model = nn.Sequential(nn.Linear(2, width))
+        (weight,) = (p for p in plan_on_rank_0(model, partial(make, model)).params if len(p.shape) == 2)
+        assert weight.shape == (width, 2)
+        counts.append(len(makes))
+    return counts
 
 
 def wrong_guess() -> list[float]:
@@ -242,5 +262,6 @@ def test_other_starts_and_odd_moments():
             else:
                 assert wrong == ["weights: rank 0 lacks some; its error names them"] * 3
         assert found["plan"] and found["units"] > 10
+        assert found["planners"] == [[1, 2], [0, 1]][rank]
         assert found["backwards"][0] < 1e-6 < found["backwards"][1]
         assert "cpu_offload" in found["refused"] and "FSDP2" in found["refused"]

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -30,7 +31,7 @@ from ...core.names import plain_name
 from ...core.step import train_step
 from ...core.wrap import apply_plan
 from ...params import BackboneParams, BackboneSource, FSDPParams, ModelParams
-from ...planning import make_plan
+from ...planning import make_plan, plan_on_rank_0
 from ..data import Batch
 from ..models import TokenIds
 from ..models.build import build_model
@@ -189,7 +190,8 @@ def wrap_as(name: str, model: nn.Module, example: dict[str, Any], *, device: tor
         assert not reason, reason
         name = IN_HEAD[name]
     fsdp = FSDPParams(mixed_precision="bf16", **OURS[name])  # type: ignore[arg-type]
-    plan = make_plan(model, fsdp, world_size=dist.get_world_size(), example=example)
+    make = partial(make_plan, model, fsdp, world_size=dist.get_world_size(), example=example)
+    plan = plan_on_rank_0(model, make)
     model = apply_plan(model, plan, device=device)  # whatever the lint warns of: that is what is compared
     return Method(model, LocalAdamW(_trainable(model), lr=1e-4, fused=True))
 

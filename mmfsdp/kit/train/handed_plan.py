@@ -21,7 +21,7 @@ import mmfsdp
 
 from ...core.collectives import gather_json
 from ...core.fake_tensors import tensors_of
-from ...core.names import named_tensors
+from ...core.names import model_digest
 from ...core.plan import WrapPlan
 from ...params import RunParams
 from ..models.kinds import kind_of
@@ -80,20 +80,6 @@ def made_for(params: RunParams, digest: str) -> dict[str, Any]:
         "ranks, ranks of a node and GPUs": [launch.world_size, launch.ranks_per_node, launch.gpu_count],
         "versions": {**versions(), "mmfsdp": mmfsdp.__version__},
     }
-
-
-def model_digest(model: nn.Module) -> str:
-    """Return a digest of all of a plain model that a plan depends on, and of no values.
-
-    Classes of modules by name, in their order; names, shape, dtype and `requires_grad` of each tensor.
-    """
-    digest = sha256()
-    for name, module in model.named_modules(remove_duplicate=False):
-        digest.update(f"{name} {type(module).__module__}.{type(module).__qualname__}\n".encode())
-    for names, tensor in named_tensors(model):
-        is_parameter = isinstance(tensor, nn.Parameter)
-        digest.update(f"{names} {tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad} {is_parameter}\n".encode())
-    return digest.hexdigest()
 
 
 def take_plan(folder: Path, params: RunParams, model: nn.Module, *, begin: int = 0) -> RunPlan | str:

@@ -19,11 +19,14 @@ from torch import nn
 from ... import checkpoint
 from ...checkpoint.steps import checkpoint_step
 from ...core.collectives import gather_json
+from ...core.names import model_digest
 from ...core.plan import WrapPlan
 from ...core.weights import quantize_weights
 from ...core.wrap import apply_plan
 from ...params import Device, ParamError, RunParams
 from ...params.phases import next_phase
+from ...planning import plan_on_rank_0
+from ...predict import estimate
 from ..data.loader import Batches
 from ..data.open_sources import Splits, open_for
 from ..data.own_random import seed_all
@@ -45,7 +48,7 @@ from ..run.ranks.hang import Heartbeat
 from ..run.ranks.rank_imports import bring_back
 from ..run.slurm.site import HIDDEN_GPUS
 from .features import FeatureCache
-from .handed_plan import NO_PLAN, RunPlan, model_digest, take_plan
+from .handed_plan import NO_PLAN, RunPlan, take_plan
 from .learning_rates import rates_line, spell_out_rates
 from .loop import take_up, train
 from .optimizer import build_optimizer, build_scaler
@@ -214,7 +217,7 @@ def plan_of_run(
 ) -> RunPlan:
     """Return the launcher's plan where it was made for what the ranks have.
 
-    Otherwise the ranks plan as the launcher does, and rank 0 writes the plan. begin: steps that are done when this
+    Otherwise rank 0 plans as the launcher does, writes the plan and hands it on. begin: steps that are done when this
     phase of the run begins. Every rank must call it. Raises ParamError for the lint's errors.
     """
     handed = take_plan(folder, params, built, begin=begin)
@@ -223,13 +226,21 @@ def plan_of_run(
         if dist.get_rank() == 0:
             print_findings(handed.plan, handed.rates)
         return handed
-    bring_back("triton")  # torch's counter of FLOPs warns without it
-    from .prepare import Prepared, plan_for
 
-    plan, cost = plan_for(built, params, processor, sources)
-    plan.check()
+    def plan_here() -> WrapPlan:
+        bring_back("triton")  # torch's counter of FLOPs warns without it
+        from .prepare import plan_for
+
+        plan, _ = plan_for(built, params, processor, sources)
+        plan.check()
+        return plan
+
+    plan = plan_on_rank_0(built, plan_here)
     rates = rates_line(plan, spell_out_rates(built, params))
+    cost = estimate(plan, params.train, sources=len(params.data.sources()))
     if dist.get_rank() == 0:
+        from .prepare import Prepared
+
         if handed != NO_PLAN:
             print(f"the ranks plan again: {handed}")
         write_plan(folder, Prepared(params, plan, cost, rates, model=model_digest(built)), begin=begin)
