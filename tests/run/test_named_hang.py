@@ -94,4 +94,4 @@ def test_planted_hangs_are_named_with_rank_unit_and_line(tmp_path):
         (trouble,) = troubles(failed.path, run_state(failed.path))
         assert "; then" not in trouble.message and SAME_UNITS in trouble.fix
         told = (runs["sleeps"].path / "logs/rank0.collectives.json").read_text()
-        assert told.startswith('{"rank": 0, "entries": [["0", 1, "all-reduce"')
+        assert told.startswith('{"rank": 0, "entries": [["0", 1, "broadcast"')
