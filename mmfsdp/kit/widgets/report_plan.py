@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from ...core.plan import WrapPlan
-from ...params import TrainParams
+from ...params import Backend, TrainParams
 from ...params.base import from_plain, leaves
 from ...params.in_words import count, size
 from ...predict import Estimate, estimate
@@ -76,14 +76,18 @@ def _trainable(planned: Mapping[str, Any]) -> str:
 
 
 def _policy(values: Mapping[str, Any], planned: Mapping[str, Any]) -> str:
-    backend = str(values.get("fsdp.backend") or "")
+    name = str(values.get("fsdp.backend") or "")
     if planned:  # the backend that runs: NO_SHARD, for example, is DDP
-        backend = str(WrapPlan.from_dict(planned["plan"]).backend)
-    if not backend:
+        name = str(WrapPlan.from_dict(planned["plan"]).backend)
+    if not name:
         return ""
-    parts = [backend]
-    if backend != "DDP":
-        parts += [str(values.get("fsdp.sharding_strategy")), f"frozen weights {values.get('fsdp.frozen_policy')}"]
+    parts = [name]
+    # Another version may have written a backend that this one does not know.
+    ignored = Backend(name).rules.ignores if name in list(Backend) else {}
+    if "sharding_strategy" not in ignored:
+        parts.append(str(values.get("fsdp.sharding_strategy")))
+    if "frozen_policy" not in ignored:
+        parts.append(f"frozen weights {values.get('fsdp.frozen_policy')}")
     parts.append(f"computed in {values.get('fsdp.mixed_precision') or 'fp32'}")
     if values.get("fsdp.frozen_dtype"):
         parts.append(f"frozen weights stored in {values['fsdp.frozen_dtype']}")
