@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -46,35 +47,41 @@ def choose_policies(
         ParamError: If no plan that was tried fits.
     """
     assert params.memory_budget_gib is not None  # FSDPParams refuses AUTO without it
-    policies = (FrozenPolicy.SHARD, FrozenPolicy.KEEP, FrozenPolicy.REPLICATE)
-    plans = [plan_units(model, params, policy, grouped, world_size) for policy in policies]
-    events = cache.record(model, plans[0], example).memory_events  # the same for every policy
+    plans: dict[FrozenPolicy, WrapPlan] = {}
+    for policy in FrozenPolicy:
+        if policy is not FrozenPolicy.AUTO:
+            plans[policy] = plan_units(model, params, policy, grouped, world_size)
+    shard = plans[FrozenPolicy.SHARD]
+    events = cache.record(model, shard, example).memory_events  # the same for every policy
     states = kept_states(train)
-    plans = [with_gathers(replace(plan, memory_events=events, optimizer_states=states)) for plan in plans]
+    for policy, plan in plans.items():
+        plans[policy] = with_gathers(replace(plan, memory_events=events, optimizer_states=states))
     search = PolicySearch(plans, int(params.memory_budget_gib * 2**30), train)
     units = search.best_units()
     why = (
         f"AUTO: {_summary(units)}; a rank holds at most {size(search.memory(units))} of {size(search.budget)} and "
-        f"sends {size(search.traffic(units))} a step, with all SHARD {size(search.traffic(plans[0].units))}"
+        f"sends {size(search.traffic(units))} a step, with all SHARD {size(search.traffic(search.shard.units))}"
     )
-    return replace(plans[0], units=units, why=why, memory_events=())
+    return replace(search.shard, units=units, why=why, memory_events=())
 
 
 class PolicySearch:
-    """Search the mixes of SHARD, KEEP and REPLICATE for the one that sends least and fits a memory budget.
+    """Search the mixes of all policies for the one that sends least and fits a memory budget.
 
     This is a knapsack problem. Layers repeat, and a knapsack of equal things is solved by sorting: the greedy choice by
     bytes saved per byte of memory added (Dantzig 1957). On the presets what it sends is within 1 % of the best mix.
     """
 
-    def __init__(self, plans: list[WrapPlan], budget: int, train: TrainParams) -> None:
+    def __init__(self, plans: Mapping[FrozenPolicy, WrapPlan], budget: int, train: TrainParams) -> None:
+        """plans: by the policy of all frozen units, SHARD among them. budget: bytes of a rank."""
         self.plans = plans
+        self.shard = plans[FrozenPolicy.SHARD]
         self.budget = budget
         self.train = train
-        self.bytes_of_units = UnitBytesTable(plans[0])
+        self.bytes_of_units = UnitBytesTable(self.shard)
         self.sent: dict[int, int] = {}
         """Bytes that a rank sends for a unit in a step, by the unit's id; the units are those of the plans."""
-        timeline = step_timeline(plans[0], train)
+        timeline = step_timeline(self.shard, train)
         self.most_held = timeline.most_while_gathered if timeline else {}
 
     def memory(self, units: tuple[Unit, ...]) -> int:
@@ -87,7 +94,7 @@ class PolicySearch:
         for unit in units:
             sent = self.sent.get(id(unit))
             if sent is None:
-                sent = self.sent[id(unit)] = self.plans[0].wire_bytes(unit, self.train.accumulation)
+                sent = self.sent[id(unit)] = self.shard.wire_bytes(unit, self.train.accumulation)
             total += sent
         return total
 
@@ -97,19 +104,19 @@ class PolicySearch:
 
     def _walked(self, units: tuple[Unit, ...], *, limit: int | None) -> int:
         """Return the most bytes that a rank holds, up to the first event at which it holds more than the limit."""
-        plan = replace(self.plans[0], units=units)
+        plan = replace(self.shard, units=units)
         return step_walk(plan, self.train, table=self.bytes_of_units, limit=limit).peak_bytes
 
     def best_units(self) -> tuple[Unit, ...]:
         """Return the best mix found. Raises ParamError if none fits."""
         mixes = []
-        for units in (*(plan.units for plan in self.plans), self.shard_until_it_fits()):
+        for units in (*(plan.units for plan in self.plans.values()), self.shard_until_it_fits()):
             if self.fits(units):
                 mixes.append(self.improve(units, by_density=True))
                 # Where units differ much in size, large ones first may fill the budget better.
                 mixes.append(self.improve(units, by_density=False))
         if not mixes:
-            least = min(self.memory(plan.units) for plan in self.plans)
+            least = min(self.memory(plan.units) for plan in self.plans.values())
             raise ParamError(
                 "memory_budget_gib",
                 f"{self.budget / 2**30:.3g} is {size(least - self.budget)} too little: with one policy for all frozen "
@@ -124,10 +131,10 @@ class PolicySearch:
         Of several sharded units, replicating one adds memory; replicating all also frees what they are gathered into.
         Changes of one unit do not find that, so the search also starts here.
         """
-        shard, _, replicate = self.plans
+        replicate = self.plans[FrozenPolicy.REPLICATE]
         units, before = replicate.units, self.memory(replicate.units)
         changes = []
-        for index, unit in enumerate(shard.units):
+        for index, unit in enumerate(self.shard.units):
             freed = before - self.memory(changed(units, index, unit))
             sent_per_byte_freed = self.traffic((unit,)) / max(1, freed)
             changes.append((sent_per_byte_freed, index, unit))
@@ -146,7 +153,7 @@ class PolicySearch:
         """
         before = self.memory(units)
         changes = []
-        for plan in self.plans:
+        for plan in self.plans.values():
             for index, unit in enumerate(plan.units):
                 saved: float = self.traffic((units[index],)) - self.traffic((unit,))
                 if saved > 0 and by_density:

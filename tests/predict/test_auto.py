@@ -119,15 +119,15 @@ def test_what_a_search_keeps_changes_no_answer(fields, device):
     """It counts the bytes of a unit once, and ends a walk that holds too much."""
     rng, model = random.Random(str(fields)), chain(8, 3)
     example, train = {"x": torch.zeros(500, 8, device="meta")}, TrainParams(accumulation=2, device=device)
-    plans = []
+    plans = {}
     for policy in POLICIES:
         if policy is FrozenPolicy.REPLICATE and fields.get("backend") == "FSDP1":
             continue
-        plans.append(make_plan(model, FSDPParams(frozen_policy=policy, **fields), world_size=8, example=example))
+        plans[policy] = make_plan(model, FSDPParams(frozen_policy=policy, **fields), world_size=8, example=example)
     search = PolicySearch(plans, 0, train)
     for _ in range(20):
-        units = tuple(rng.choice(same) for same in zip(*(plan.units for plan in plans), strict=True))
-        plan = replace(plans[0], units=units)
+        units = tuple(rng.choice(same) for same in zip(*(plan.units for plan in plans.values()), strict=True))
+        plan = replace(search.shard, units=units)
         held = step_walk(plan, train).peak.bytes
         assert search.memory(units) == held
         assert search.traffic(units) == sum(plan.wire_bytes(unit, 2) for unit in units)

@@ -25,7 +25,6 @@ MIN_BOX, MIN_STRIPE, BOX_GAP = 3.0, 3.0, 2.0
 PART_ROW = MARK_ROW = PATTERN_ROW = LEGEND_ROW = 17
 SKIPPED_ROW = 14
 LEADER_ROW, LEGEND_GAP = 8, 12
-LETTERS = {FrozenPolicy.SHARD: "S", FrozenPolicy.KEEP: "K", FrozenPolicy.REPLICATE: "R"}
 MARK = "∇"
 """Of a frozen unit that gradients pass through."""
 
@@ -214,7 +213,7 @@ def _marks(plan: WrapPlan, boxes: Sequence[Box], places: Sequence[tuple[float, f
     for box, (x, width) in zip(boxes, places, strict=True):
         words = ""
         if plan.fsdp.frozen_policy is FrozenPolicy.AUTO and box.unit.frozen_policy:
-            words = LETTERS.get(box.unit.frozen_policy, "")
+            words = box.unit.frozen_policy[0]
         if box.unit.kind is not UnitKind.TRAINABLE and box.unit.grad_flow:
             words += MARK
         if words and width_of(words, FONT) <= width + BOX_GAP:
@@ -264,7 +263,8 @@ def _legend(plan: WrapPlan, boxes: Sequence[Box], top: float, width: float) -> t
     if any(unit.kind is not UnitKind.TRAINABLE and unit.grad_flow for unit in units):
         entries.append(("", f"{MARK} gradients pass through"))
     if plan.fsdp.frozen_policy is FrozenPolicy.AUTO:
-        entries.append(("", "AUTO chose: S shard, K keep, R replicate"))
+        chosen = [f"{policy[0]} {policy.lower()}" for policy in FrozenPolicy if policy is not FrozenPolicy.AUTO]
+        entries.append(("", f"AUTO chose: {', '.join(chosen)}"))
     if plan.replicate > 1 and plan.shard > 1:
         entries.append(("", f"× {plan.replicate} groups of {plan.shard} ranks, all alike"))
     legend, x, row = [], 0.0, 0
