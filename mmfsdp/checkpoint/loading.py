@@ -132,7 +132,15 @@ def set_settings(
 ) -> list[str]:
     """Set the optimizer's settings and the schedule's state to the saved ones. Return what rank 0 has printed.
 
-    Raises ParamError before anything is changed.
+    Args:
+        model: The wrapped model.
+        optimizer: Its optimizer.
+        marker: The marker of the checkpoint, with the saved settings and state.
+        schedule: The schedule, if there is one.
+        settings: Whether the optimizer's settings are set, too: learning rates, betas, weight decay.
+
+    Raises:
+        ParamError: If the schedule is another one than was saved; then nothing has been changed.
     """
     state: Any = marker["schedule_state"]
     if schedule is not None and state is not None:

@@ -123,7 +123,16 @@ def new_marker(
     kind: StateDictType,
     record: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return a checkpoint's marker without its tensors' names and its files. Rank 0 prints what it cannot hold."""
+    """Return a checkpoint's marker without its tensors' names and its files. Rank 0 prints what it cannot hold.
+
+    Args:
+        model: The wrapped model.
+        optimizer: Its optimizer, whose settings the marker holds; None if none is saved.
+        schedule: Its schedule, whose state the marker holds; None if none is saved.
+        step: The optimizer steps that are done.
+        kind: The layout of the checkpoint.
+        record: Further values of the caller, by key: plain data that JSON can hold.
+    """
     groups, lost = group_settings(model, optimizer) if optimizer is not None else (None, [])
     for line in lost if rank() == 0 else ():
         print(f"{checkpoint_name(step)}: {line}")

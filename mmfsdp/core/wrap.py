@@ -96,6 +96,12 @@ def replicate_frozen(
     """Move the parameters of replicated units to the device and return them.
 
     Cast the inputs of their modules to the compute dtype, as FSDP does for sharded units.
+
+    Args:
+        model: The plain model.
+        plan: Its plan.
+        device: The device of this rank.
+        fill: Fills parameters of these names that are on the meta device with rank 0's weights.
     """
     units = [unit for unit in plan.units if not unit.sharded and unit.params]
     names: list[str] = []

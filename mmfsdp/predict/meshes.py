@@ -35,8 +35,17 @@ def meshes(
 ) -> list[Mesh]:
     """Return the plan on every mesh of its ranks, the best first.
 
-    The best fits, is quickest (to two digits), sends least to other nodes, holds least. tokens, sources: as for
-    `step_time`. Raises ParamError for DDP.
+    The best fits, is quickest (to two digits), sends least to other nodes, holds least.
+
+    Args:
+        plan: The plan of the model, on any mesh.
+        train, machine, tokens, sources: As for `step_time`.
+
+    Returns:
+        The meshes (dp_replicate, dp_shard) with at least two shards, each with its cost and seconds.
+
+    Raises:
+        ParamError: For DDP, which has no mesh to choose; and as `step_time`.
     """
     machine = machine_of(machine) if isinstance(machine, str) else machine
     if not plan.rules.shards:

@@ -88,10 +88,22 @@ def step_time(
 ) -> Times:
     """Return how long an optimizer step takes.
 
-    tokens: of a micro-step on one rank, for a plan made without an example: 2 operations per parameter and token in
-    forward, as many in a backward that passes through, and as many again for gradients of weights (Kaplan et al. 2020).
-    Else the operations that were counted in the plan's example. machine: one of MACHINES, or its figures. Raises
-    ParamError for other names, and where both tokens and example are missing.
+    For a plan that was made with an example, the operations are those that were counted in it. Without one, `tokens`
+    gives them: 2 operations per parameter and token in forward, as many in a backward that passes through, and as many
+    again for gradients of weights (Kaplan et al. 2020).
+
+    Args:
+        plan: The plan of the model.
+        train: The step: micro-batches, and the optimizer. Default: one micro-batch.
+        machine: One of MACHINES by name, or a Machine with its figures.
+        tokens: The tokens of a micro-step on one rank, for a plan without an example.
+        sources: The number of data sources, each of which has micro-batches of its own.
+
+    Returns:
+        Seconds of the step and of its parts.
+
+    Raises:
+        ParamError: For a name that is not in MACHINES, or where both tokens and example are missing.
     """
     machine = machine_of(machine) if isinstance(machine, str) else machine
     train = train or TrainParams()
@@ -196,7 +208,14 @@ def ring_time(
     """Return (bytes within the node, bytes to other nodes, seconds) of collectives in which a rank sends so many bytes.
 
     Shards lie within a node as far as they fit. As with NCCL, each GPU has a network card of its own, which takes an
-    equal share of what leaves the node. stride: between the numbers of the ranks. count: of the collectives.
+    equal share of what leaves the node.
+
+    Args:
+        machine: The ranks' hardware and network.
+        wire_bytes: Bytes that a rank sends in all of the collectives together.
+        ranks: The number of ranks in the group.
+        stride: The difference between the numbers of two neighbors in the group: 1 for shards, dp_shard for replicas.
+        count: The number of collectives, each of which has a latency.
     """
     together = min(ranks, max(1, machine.gpus_per_node // stride))
     nodes = max(1, ranks // together)

@@ -78,13 +78,19 @@ def round_beside_adapters(model: nn.Module, fsdp: FSDPParams) -> None:
 
 
 def save_pretrained(model: MediaModel, processor: SampleProcessor, params: ModelParams, to: Path) -> None:
-    """Write an unwrapped model into the folder `to`. The model is taken apart and cannot be used afterwards.
+    """Write an unwrapped model into a folder. The model is taken apart and cannot be used afterwards.
 
     language/          for transformers' AutoModelForCausalLM and AutoTokenizer; new tokens are its tables' last
                        rows, LoRA adapters are merged into their matrices
     vision/            for transformers' AutoModel, or as `local-dir:` for open_clip
     model.safetensors  the other weights: the perceiver and the cross-attention, or the projectors
     config.json        the model's parameters, for `load_pretrained`
+
+    Args:
+        model: A model of two backbones, with all its weights.
+        processor: The processor of its samples, whose tokenizer is written beside the language model.
+        params: The parameters by which the model was built.
+        to: The folder. It is made if it is missing; files of these names in it are replaced.
     """
     to.mkdir(parents=True, exist_ok=True)
     own = {name: value.contiguous() for name, value in model.state_dict().items() if model.is_of_no_backbone(name)}

@@ -154,11 +154,21 @@ class Run:
     ) -> Run:
         """Start it again where it ended, from its newest complete checkpoint or the one of `step`, and return.
 
-        `params` replace its own: more steps, other ranks, another strategy or backend, other freezing. `trust`: run
-        what its folder names, though somebody else may have written that. `fresh_code`: run the own code as it is now,
-        rather than as it was at the launch; `tell` gets what has changed. Raises ParamError if it is still running or
-        has done all its steps, for a link out of its folder, and its kind UntrustedRun without `trust` where that is
-        needed.
+        Args:
+            step: The step of the checkpoint to go on from. Default: the newest complete one.
+            params: Parameters in place of its own: more steps, other ranks, another strategy or backend, other
+                freezing.
+            trust: Run what its folder names, though somebody else may have written that.
+            fresh_code: Run the own code as it is now, rather than as it was at the launch.
+            tell: Called with each finding: of the plan, and what has changed in the own code. Default: a Python
+                warning.
+
+        Returns:
+            This run, which may still be starting.
+
+        Raises:
+            ParamError: If it is still running or has done all its steps, or for a link out of its folder.
+            UntrustedRun: Without `trust`, if somebody else may have written what its folder names. A ParamError, too.
         """
         check_no_replay(self.path, "resumed")
         check_links(self.path)

@@ -131,10 +131,20 @@ def start(
     code: OwnSources = NO_CODE,
     pretrain: bool | None = None,
 ) -> Path:
-    """Make the folder of a run that was prepared, and start it in there. Raises ParamError if its name is taken.
+    """Make the folder of a run that was prepared, and start it in there.
 
-    plan: what plan.json holds. code: what code/ holds. pretrain: whether its backbones
-    may be missing; by default that is looked up.
+    Args:
+        params: The parameters of the run, as `prepared` returns them.
+        entry: What every rank runs, by its name (run_record.py).
+        plan: What plan.json holds; empty for a run that is not planned.
+        code: What code/ holds: the person's own modules, and the versions of the packages that they import.
+        pretrain: Whether its backbones may be missing. Default: that is looked up.
+
+    Returns:
+        The new run folder, whose supervisor has started.
+
+    Raises:
+        ParamError: If the name of the run is taken.
     """
     folder = make_folder(params.launch)
     try:
@@ -246,7 +256,14 @@ def name_taken(folder: Path, with_what: str = "") -> str:
 
 
 def start_in(folder: Path, params: RunParams, entry: str, *, pretrain: bool | None = None) -> None:
-    """Start the supervisor of a run, or on Slurm the process that submits it, in a session of its own."""
+    """Start the supervisor of a run, or on Slurm the process that submits it, in a session of its own.
+
+    Args:
+        folder: The run folder, which has all files of a launch but params.yaml and run.json. Those are written here.
+        params: The parameters of the run.
+        entry: What every rank runs, by its name (run_record.py).
+        pretrain: As for `start`.
+    """
     if pretrain is None:
         pretrain = pretrains(params, entry)
     write_text(folder / "params.yaml", params.to_yaml())
@@ -279,7 +296,18 @@ def start_trackers(folder: Path, params: RunParams) -> None:
 def start_detached(
     folder: Path, role: str, *words: str, log: Path, environment: dict[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m mmfsdp.kit.run FOLDER ROLE WORDS` in a session of its own, which outlives this process."""
+    """Start `python -m mmfsdp.kit.run FOLDER ROLE WORDS` in a session of its own, which outlives this process.
+
+    Args:
+        folder: The run folder.
+        role: What the process does, such as `start` or `track`; see kit/run/__main__.py.
+        words: Further words of the command.
+        log: The file that gets what it prints, on stdout and stderr.
+        environment: Its environment variables. Default: those of this process.
+
+    Returns:
+        The process, which need not be waited for.
+    """
     with open_own(log, "ab") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "mmfsdp.kit.run", str(folder), role, *words],

@@ -335,8 +335,11 @@ def new_samples(
 ) -> Iterator[tuple[str, list[Any]]]:
     """Yield each split that no training shows with its first samples, if any: heldout and, generated, unseen.
 
-    An own processor gets the rows of an own reader as they are. Those that cannot be used are added to `skipped`,
-    label to reason.
+    Args:
+        params: The parameters of the run, which name its data.
+        processor: The processor of its samples. An own one gets the rows of an own reader as they are.
+        count: The most samples of a split.
+        skipped: Gets the samples that cannot be used, label to reason.
     """
     skipped = {} if skipped is None else skipped
     own_processor = replace(processor, max_length=params.data.max_length)

@@ -85,8 +85,13 @@ def made_for(params: RunParams, digest: str) -> dict[str, Any]:
 def take_plan(folder: Path, params: RunParams, model: nn.Module, *, begin: int = 0) -> RunPlan | str:
     """Return the plan that the launcher has made for this model, or why ranks plan again. Every rank must call it.
 
-    begin: steps that are done when this phase of the run begins. All ranks take the plan, or none: they might otherwise
-    issue different collectives.
+    All ranks take the plan, or none: they might otherwise issue different collectives.
+
+    Args:
+        folder: The run folder, with plan.json.
+        params: The parameters of the run, with the `model.freeze` of this phase.
+        model: The model as this rank has built it, frozen and not yet wrapped.
+        begin: The steps that are done when this phase of the run begins.
     """
     plans = plans_by_begin(read_json(folder / PLAN_FILE) or {})
     handed = _read_plan(plans.get(begin, {}), params, model)

@@ -100,7 +100,17 @@ def train_phase(
 ) -> tuple[dict[str, Any] | None, OpenData]:
     """Build, plan, wrap and train the model from the newest checkpoint to the end of its phase.
 
-    Every rank must call it. data: of the phase before. Returns the result, None if another phase follows, and the data.
+    Every rank must call it.
+
+    Args:
+        folder: The run folder.
+        params: The parameters of the run.
+        device: The device of this rank.
+        beat: Called with what this rank is about to do.
+        data: The open data of the phase before; None in the first one.
+
+    Returns:
+        The result, None if another phase follows, and the data.
     """
     newest = checkpoint.newest(folder / "checkpoints")
     done = checkpoint_step(newest) if newest else 0
@@ -217,8 +227,18 @@ def plan_of_run(
 ) -> RunPlan:
     """Return the launcher's plan where it was made for what the ranks have.
 
-    Otherwise rank 0 plans as the launcher does, writes the plan and hands it on. begin: steps that are done when this
-    phase of the run begins. Every rank must call it. Raises ParamError for the lint's errors.
+    Otherwise rank 0 plans as the launcher does, writes the plan and hands it on. Every rank must call it.
+
+    Args:
+        folder: The run folder.
+        built: The model, frozen and not yet wrapped.
+        params: The parameters of the run, with the `model.freeze` of this phase.
+        processor: The processor of its samples.
+        sources: What `open_sources` gives.
+        begin: The steps that are done when this phase of the run begins.
+
+    Raises:
+        ParamError: For the lint's errors.
     """
     handed = take_plan(folder, params, built, begin=begin)
     if not isinstance(handed, str):

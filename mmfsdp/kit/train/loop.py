@@ -38,7 +38,18 @@ def take_up(
 ) -> Training:
     """Return a training where it stands: at the newest checkpoint, if there is one. Every rank must call it.
 
-    sources: what `open_sources` gives, if they are open. loader: of the phase before, which stands there.
+    Args:
+        setup: The wrapped model with its optimizer, schedule and loss scale.
+        run_plan: Its plan, with the peak that was predicted.
+        processor: The processor of its samples.
+        device: The device of this rank.
+        beat: Called with what this rank is about to do.
+        features: The cache of the encoder's features, if there is one.
+        sources: What `open_sources` gives. Default: they are opened here.
+        loader: The loader of the phase before, which stands where that has ended. Default: a new one.
+
+    Returns:
+        The training, with the callbacks that hang on its loop.
     """
     beat("taking up")
     state, settings = resume(setup, of_phase_before=loader is not None), setup.params.train

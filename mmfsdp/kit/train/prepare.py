@@ -299,7 +299,7 @@ def plan_for(
     processor: SampleProcessor | None,
     sources: Mapping[str, Splits] | None = None,
 ) -> tuple[WrapPlan, Estimate]:
-    """Return the plan of a model that is frozen already, and its cost per rank."""
+    """Return the plan of a model that is frozen already, and its cost per rank; see `plan_run` for the arguments."""
     example = example_of(model, params, processor, sources)
     plan = _with_warnings(plan_run(model, params, example), processor)
     if not (plan.refused or plan.memory_events or example is None):
@@ -312,7 +312,18 @@ def plan_run(
 ) -> WrapPlan:
     """Return the plan of a model that is frozen already, without its cost: enough for the lint.
 
-    cache: of this model, if it has been planned before.
+    Args:
+        model: The model of `params.model`, frozen, with or without weights.
+        params: The parameters of the run, with a number of ranks.
+        example: The largest inputs of a micro-step, as `example_of` returns them; None if nobody knows them.
+        cache: What was recorded of this model, if it has been planned before.
+
+    Returns:
+        The plan, with its findings. It has memory events if AUTO needed them, or the kind of model plans with an
+        example.
+
+    Raises:
+        ParamError: If the model cannot be wrapped or trained so, by the field that is wrong.
     """
     # AUTO's budget includes activations. Otherwise tracing takes time for nothing where the order is known.
     kind = kind_of(params.model)
