@@ -59,6 +59,7 @@ def batches_of_data(
             break
     if not rows:
         raise ParamError("data", f"none of the first {MAX_ROWS} rows can be used")
+    # Few rows are used several times: the checks need full batches, not new rows.
     rows = [rows[i % len(rows)] for i in range(ranks * size)]
     of_ranks = [batch_of(processor, rows[rank * size : (rank + 1) * size]) for rank in range(ranks)]
     without, note = _without_picture(processor, rows[-size:])
@@ -83,6 +84,7 @@ def labels_of_prompt(processor: SampleProcessor, row: Any) -> bool | None:
     if not isinstance(row, Sample) or not row.prompt.replace(IMAGE, "").strip():
         return None
     first, *others = row.messages
+    # Its own prompt once more, without a second picture.
     longer = replace(row, messages=(replace(first, text=f"{first.text} {first.text.replace(IMAGE, '')}"), *others))
     counts = []
     for each in (row, longer):

@@ -55,8 +55,10 @@ def check_derivatives(trial: Trial) -> Line:
     if count > MAX_PARAMETERS:
         words = f"not checked: {count / 1e6:,.0f} M parameters are too many (the limit is {MAX_PARAMETERS / 1e6:.0f} M)"
         return Line(NOTE, NAME, words)
+    # A gate of 0 would make every derivative behind it 0.
     fill_zeros(model)
     try:
+        # eval: dropout would draw another loss in each forward.
         in_float64(model.eval())
         found = missing_shares(model, lambda: trial.loop.loss(model, trial.batch), trial.forward_has_collectives)
     except (ParamError, RuntimeError, TypeError, ValueError) as error:
@@ -65,6 +67,7 @@ def check_derivatives(trial: Trial) -> Line:
     largest = max([share for _, share, _ in found], default=0.0)
     if wrong and trial.forward_has_collectives:
         factors = [factor for _, share, factor in found if share > TOLERANCE]
+        # A collective without a gradient leaves each rank its own part of the derivative: 1 / ranks of it.
         by_ranks = all(abs(factor * trial.ranks - 1) < TOLERANCE for factor in factors)
         how = f"differs by {largest:.0%} from"
         if by_ranks:
@@ -92,6 +95,7 @@ def in_float64(model: nn.Module) -> None:
 
     model.double()
     for module in model.modules():
+        # Modules with weights need inputs of their dtype; what the root gets may go into operators of its own.
         if next(module.parameters(recurse=False), None) is not None or module is model:
             module.register_forward_pre_hook(cast, with_kwargs=True)
 
@@ -111,6 +115,7 @@ def missing_shares(
     over_ranks: the forward calls collectives, so that a loss depends on the parameters of all ranks: losses and
     gradients are averaged over ranks, which all move their parameters at once. Every rank must call it.
     """
+    # The same random numbers as in the differences below.
     with own_random(0):
         value = loss()
     is_usable = value.requires_grad and bool(value.isfinite())
@@ -129,6 +134,7 @@ def missing_shares(
         return []
     found, end = [], time.monotonic() + LIMIT_S
     for names in parts_of(list(grads)):
+        # The clock of one rank decides nothing alone: ranks that left the loop would leave the others waiting.
         late = torch.tensor(float(time.monotonic() > end))
         if (mean_over_ranks(late) if over_ranks else late) > 0:  # on all ranks, or on none
             break
@@ -176,6 +182,7 @@ def _compare(
             by_grads.append(sum(float((grads[name] * values).sum()) for name, values in direction.items()))
             slopes.append(_slope(model, loss, direction, step))
             differences.append(slopes[-1] - by_grads[-1])
+        # The expected size of a slope along random signs: the root of the sum of the squares of its terms.
         expected = sum(float((grads[name] * values).square().sum()) for name, values in direction.items()) ** 0.5
         size = max(expected, _rms(slopes))
         if size < MIN_CHANGE * value:
@@ -183,9 +190,11 @@ def _compare(
         factor = sum(a * b for a, b in zip(by_grads, slopes, strict=True)) / max(sum(b * b for b in slopes), 1e-30)
         deviations.append(differences)
         shares.append(_rms(differences) / size)
+        # Rounding can only add to a deviation, so a small one with either step settles it.
         if shares[-1] < PRECISE:
             return shares[-1], factor
     if min(shares) > TOLERANCE:
+        # What is missing from the gradient stays, whatever the step; rounding and curvature do not.
         changes = [after - before for before, after in zip(*deviations, strict=True)]
         return (min(shares), factor) if _rms(changes) < STABLE * _rms(deviations[0]) else None
     return min(shares), factor
@@ -198,6 +207,7 @@ def directions(model: nn.Module, names: Sequence[str]) -> Iterator[Direction]:
         direction = {}
         for name in names:
             p = model.get_parameter(name)
+            # -1 or 1: every entry moves by the same share of the size of its parameter.
             signs = torch.randint(2, p.shape, generator=generator, dtype=p.dtype) * 2 - 1
             direction[name] = signs * p.detach().square().mean().sqrt()
         yield direction

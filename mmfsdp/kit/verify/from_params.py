@@ -62,6 +62,7 @@ def verify_run(params: RunParams) -> Report:
         small, processor = write_trial(params, folder)
         check_memory(kept_model(small)[0], psutil.virtual_memory().available)
         lines = lines_from_ranks(verify_folder, str(folder), timeout_s=TIMEOUT_S)
+        # resume and export train with the same ranks.
         why_not = "the ranks would fail in it, too" if lines[0].code == LOST_RANKS else ""
         if processor is None:
             why_not = "there is no tokenizer on this machine"
@@ -209,6 +210,7 @@ class ConfiguredLoop:
         for rank, batch in enumerate(batches):
             seed_all(rank)  # as each rank is seeded before its step
             weight = tokens[rank] / max(sum(tokens), 1)
+            # A batch without labels adds nothing, and its mean would be 0/0.
             if weight:
                 loss = self.loss(model, batch) * weight
                 loss.backward()

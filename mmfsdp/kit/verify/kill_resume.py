@@ -68,6 +68,7 @@ def check_resume(params: RunParams, folder: Path) -> list[Line]:
         shutil.copytree(folder / "code", run / "code")
     params = params.change(**{"train.steps": STEPS, "train.save_every": SAVED, "train.keep_last": None})
     killer = {"call": f"{__name__}:{Killer.__name__}", "step": KILLED}
+    # The callback is in the first run only: the resumed one has the parameters of the person.
     params.change(**{"train.callbacks": [killer]}).to_yaml(run / "params.yaml")
     error = train_on_ranks(run)
     before = rows_of(run)
@@ -114,6 +115,7 @@ def _compare(before: dict[int, Any], after: dict[int, Any]) -> Line:
     """Return the line of the check: the steps after the checkpoint, before the kill and after the resume."""
     for step in range(SAVED + 1, KILLED + 1):
         for figure in ("loss", "grad_norm"):
+            # To the last bit: on one machine the same steps give the same numbers, unless a state is missing.
             if before[step][figure] != after[step][figure]:
                 words = f"{figure} of step {step} was {before[step][figure]:.8g}, and after kill and resume it is "
                 fix = "draw random numbers from the global generators of Python, NumPy and torch, and keep what the "
@@ -140,6 +142,7 @@ def train_on_ranks(run: Path) -> str:
             in_processes(_train, RANKS, str(run), str(errors), port, limit_s=LIMIT_S)
     except (ProcessException, TimeoutError) as error:
         texts = [file.read_text() for file in sorted(errors.iterdir())]
+        # A rank that wrote nothing was killed, and torch says by which signal.
         return texts[0] if texts else str(error).strip().splitlines()[-1]
     finally:
         torch_log.setLevel(before)

@@ -37,6 +37,7 @@ def check_labels(trial: Trial) -> Line | None:
             counts = tokens.labels != IGNORED_LABEL
             if not counts.any():
                 masked.append(rank)
+            # No answer has such a token: there is nothing to learn from predicting it.
             pictures = tokens.picture_tokens() & set(tokens.labels.unique().tolist())
             if pictures:
                 words = f"token {min(pictures)}, which stands for a picture, is in the labels of rank {rank}'s batch"
@@ -47,6 +48,7 @@ def check_labels(trial: Trial) -> Line | None:
         words = f"all labels of rank {masked[0]}'s batch are masked (-100): its loss is 0/0"
         fix = "look at how the answer is found in the tokens; leave out rows without one, or raise the length"
         return Line(WRONG, "labels", words, fix)
+    # A longer prompt was tried (batches.py): its tokens count as the answer does.
     if trial.loop.labels_of_prompt:
         words = "a row with a longer prompt has more labels: the prompt counts in the loss, as the answer does"
         return Line(WRONG, "labels", words, "set the labels of the prompt to -100")
@@ -80,15 +82,18 @@ def check_shift(trial: Trial) -> Line | None:
     labels = tokens.only([place])
     predicted = column + shift
     seen = []
+    # From two tokens before the predicted one to the one after it: each place tells another fault.
     for position in range(predicted - 2, predicted + 2):
         if 0 <= position < labels.shape[1] and depends_on(trial, tokens, labels, (row, position)):
             seen.append(position - predicted)
+    # The order matters: a mask that lets later tokens through shows the predicted one, too.
     if 1 in seen:
         words = "a label is predicted from the tokens after it, too, and from itself"
         return Line(WRONG, "shift", words, "give every layer a causal mask (is_causal=True), in packed rows as well")
     if 0 in seen:
         words = "a label is predicted from the token that it is: labels are not shifted"
         return Line(WRONG, "shift", words, "compare logits[:, :-1] with labels[:, 1:]")
+    # The nearest token that has an effect is two before: one shift too many.
     if -1 not in seen and -2 in seen:
         fix = "pass labels that are not shifted, or do not shift them in the loss"
         where = "in the batch, and again in the model" if shift == 1 else "both times in the model"
@@ -117,6 +122,7 @@ def depends_on(trial: Trial, tokens: TokenBatch, labels: torch.Tensor, place: tu
     Two losses of other labels are subtracted: what no label is in, such as a contrastive loss, cancels out.
     """
     assert tokens.ids is not None
+    # Any other token will do as the other label.
     first = int(labels[labels != IGNORED_LABEL][0])
     other_labels = torch.where(labels == IGNORED_LABEL, labels, tokens.other_token(first))
     changed = tokens.ids.clone()
@@ -139,6 +145,7 @@ def check_mean(trial: Trial) -> Line | None:
     tokens = TokenBatch(trial.loop.batches[0], trial.plain)
     if tokens.labels is None or hasattr(trial.plain, "count_label_tokens"):
         return None
+    # Rows with most labels first: the check needs several labels in one row.
     rows = sorted(range(len(tokens.labels)), key=lambda row: -len(tokens.counted(row)))
     columns = tokens.counted(rows[0])
     if len(columns) < MIN_SHARED:
@@ -153,7 +160,9 @@ def check_mean(trial: Trial) -> Line | None:
     usable = [place for place, value in losses.items() if math.isfinite(value)]
     if not usable:
         return Line(NOTE, "mean", "not checked: the loss of a label alone is not finite")
+    # With equal losses a mean and a sum of means could not be told apart.
     one = max(usable, key=lambda place: abs(losses[place] - loss_of_two))
+    # A mean over labels of losses a, b, c: the loss of all three is (a + b + c) / 3.
     together, alone = loss(one, *two), loss(one)
     if not math.isfinite(together):
         return Line(NOTE, "mean", "not checked: the loss of some labels alone is not finite")
@@ -168,6 +177,7 @@ def check_mean(trial: Trial) -> Line | None:
     if len(others) == 2:
         two = [(rows[1], column) for column in others]
         together, loss_of_two = loss(one, *two), loss(*two)
+        # One label in the first row and two in the second: a mean over rows weighs the single one twice as much.
         by_tokens, by_rows = (alone + 2 * loss_of_two) / 3, (alone + loss_of_two) / 2
         if not is_equal(together, by_tokens):
             of_rows = is_equal(together, by_rows) or is_equal(together, alone + loss_of_two)
@@ -190,6 +200,7 @@ def check_padding(trial: Trial) -> Line | None:
         if padding is None or tokens.labels is None or tokens.ids is None:
             return None
         shift = tokens.shift() or 0
+        # A label stands `shift` columns before the token that it is, where the batch shifts labels itself.
         counted = (tokens.labels != IGNORED_LABEL) & padding.roll(-shift, dims=1)
         if counted.any():
             words = f"{int(counted.sum())} labels of rank {rank}'s batch are padding"
@@ -230,6 +241,7 @@ def line_of_copies(trial: Trial) -> Line | None:
         return Line(OK, "loss", "a mean: a batch with each row twice has the same loss")
     if is_equal(two, 2 * one):
         return Line(WRONG, "loss", "a sum: with each row twice it is twice as large", fix)
+    # The loss grows by the same amount with each copy: a mean plus a sum.
     if is_equal(three - one, 2 * (two - one)):
         words = f"a part of it is a sum: with each row twice it is {two:.6g} in place of {one:.6g}"
         return Line(WRONG, "loss", words, fix)
@@ -248,6 +260,7 @@ def losses_of_copies(trial: Trial) -> list[float] | None:
     for count in (1, 2, 3):
         copies = {}
         for key, value in inputs.items():
+            # Numbers and lists of the whole batch stay as they are.
             is_stacked = isinstance(value, torch.Tensor) and value.dim() > 0
             copies[key] = torch.cat([value] * count) if is_stacked else value
         try:

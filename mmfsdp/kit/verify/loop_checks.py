@@ -42,6 +42,7 @@ def watch_loop(trial: Trial) -> WatchedLoop:
     for module in model.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0  # else two forwards of a batch have two losses
+    # The gradient that a step of the whole batch should have, before the loop runs.
     trial.loop.loss(model, trial.batch).backward()
     of_loss = {name: p.grad for name, p in model.named_parameters() if p.requires_grad and p.grad is not None}
     model.zero_grad(set_to_none=True)
@@ -56,6 +57,7 @@ def check_batches(trial: Trial, loop: WatchedLoop) -> Line:
     """Every rank has another batch."""
     seen: dict[tuple[int, ...], int] = {}
     for rank, batch in enumerate(trial.loop.batches):
+        # A batch of no tensors has no digests: nobody can say whether two are equal.
         digests = tuple(digest(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
         if digests and digests in seen:
             words = f"ranks {seen[digests]} and {rank} have the same batch, so that they do the same work"
@@ -90,17 +92,20 @@ def check_accumulation(trial: Trial, loop: WatchedLoop) -> Line:
     total, of_loss = first.total, loop.of_loss
     if not count or not of_loss:
         return Line(NOTE, "accumulation", "not checked: a step has no backward")
+    # As for shards of one rank: 0 stands for a gradient that is no multiple of the other.
     [factor] = rank_factors(total, of_loss, 1, CLOSE / 10) or [0.0]
     if _is(factor, 1.0):
         return Line(OK, "accumulation", f"the gradient of {count} backward(s) is that of the batch's loss")
     if count > 1 and _is(factor, count):
         words = f"the losses of {count} micro-batches are added: the gradient is {count} times that of their mean"
         return Line(WRONG, "accumulation", words, f"divide each loss by the number of micro-batches: (loss / {count})")
+    # With several micro-batches, a factor of the ranks cannot be told from one of their number.
     if count == 1 and (_is(factor, trial.ranks) or _is(factor, 1 / trial.ranks)):
         how = "divided" if factor < 1 else "multiplied"
         words = f"the loss is {how} by the number of ranks: the gradient is {factor:.3g} times that of the batch's loss"
         fix = "leave the mean over ranks to FSDP and DDP, which divide gradients by the number of ranks"
         return Line(WRONG, "accumulation", words, fix)
+    # No multiple of the gradient: then perhaps each micro-batch was averaged by itself.
     if not factor and count > 1 and len(first.tokens) == count and _is_mean_of_means(first, of_loss):
         words = f"micro-batches of {list_of(first.tokens)} label tokens count the same: their tokens do not"
         fix = "divide the sum of the losses of all micro-batches by the number of their label tokens"
@@ -121,6 +126,7 @@ def list_of(numbers: Sequence[int]) -> str:
 def _is_mean_of_means(step: WatchedStep, of_loss: Mapping[str, Tensor]) -> bool:
     """Return True if the gradients of micro-batches, weighted by their label tokens, are the gradient of the loss."""
     weighted: dict[str, Tensor] = {}
+    # The loop has divided by the number of micro-batches; the loss divides by all their tokens.
     share = len(step.tokens) / max(sum(step.tokens), 1)
     for grads, tokens in zip(step.backwards, step.tokens, strict=True):
         for name, grad in grads.items():
@@ -146,6 +152,7 @@ def line_of_modes(model: nn.Module, noted: Sequence[ModuleModes]) -> Line:
         is_norm = isinstance(module, _NormBase)
         if id(module) in frozen and True in modes:
             in_train.append((name, is_norm))
+        # A norm without parameters that train may stay in eval mode.
         elif id(module) not in frozen and False in modes and not _is_frozen_norm(module):
             in_eval.append(name)
     norms = [name for name, is_norm in in_train if is_norm]
@@ -172,6 +179,7 @@ def check_seeds(trial: Trial, loop: WatchedLoop) -> Line:
     if len(after) == 1:
         return Line(NOTE, "seeds", "not checked: there is one rank")
     for place, generator in enumerate(GENERATORS):
+        # The steps began with different seeds, so equal states were set in between.
         if len({digests[place] for digests in after}) == 1:
             words = f"a step sets the state of {generator}: all ranks, and all steps, draw the same numbers"
             return Line(WRONG, "seeds", words, "set no seed in a step, or one of the rank and the number of the step")

@@ -113,6 +113,7 @@ def run_checks(loop: Loop) -> list[Line]:
     """Run all checks on this rank; return the lines of all ranks together. Every rank must call it."""
     trial = Trial(loop)
     lines = merged([check(trial) for check in FORWARD_CHECKS])
+    # Different layers issue different collectives: a step on ranks would never end.
     if trial.runs_other_modules:
         words = "not checked: ranks that run different layers would wait for each other"
         return [*lines, Line(NOTE, "steps", words)]
@@ -138,6 +139,7 @@ def run_checks(loop: Loop) -> list[Line]:
 def token_lines(trial: Trial) -> list[Line | None]:
     """Return the lines of the checks of labels and loss. Rank 0 does the work, but where a forward needs all ranks."""
     lines: list[Line | None] = []
+    # Other ranks wait in gather_json meanwhile.
     if trial.forward_has_collectives or trial.rank == 0:
         with kept_state(trial.plain):
             lines = [check(trial) for check in TOKEN_CHECKS]
@@ -155,6 +157,7 @@ def without_consequences(lines: Sequence[Line]) -> list[Line]:
     kept: list[Line] = []
     for line in lines:
         causes = [above.code for above in kept if above.level == WRONG]
+        # One fault makes several figures differ. A person should read its cause, not its traces.
         follows = FOLLOWS.get(line.code) in causes or (line.code in COMPARE_THE_WHOLE and causes)
         if line.level == WRONG and follows:
             line = Line(NOTE, line.code, f"wrong, too; correct first what is wrong above ({', '.join(causes)})")
@@ -198,6 +201,7 @@ def _loop(
         return result
 
     def one_step(any_model: nn.Module, any_optimizer: Optimizer, batch: Any) -> Any:
+        # An error in one process often means that the step needs a wrapped model: say which one it had.
         is_wrapped = any(any_model is each for each in wrapped_models)
         where = "" if is_wrapped else ", with the model as it is before `wrap`,"
         with persons_code("step", f"the function{where} raised"):

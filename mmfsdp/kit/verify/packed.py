@@ -23,6 +23,7 @@ def check_packed(trial: Trial) -> Line | None:
     tokens = TokenBatch(trial.loop.batches[0], trial.plain)
     texts = [text for text in texts_of(tokens) if labels_in(tokens, text)]
     for before, text in zip(texts, texts[1:], strict=False):
+        # Texts of different rows never see each other.
         if text[0] != before[0]:
             continue
         row, start, _ = text
@@ -37,6 +38,7 @@ def check_packed(trial: Trial) -> Line | None:
     if all(start == 0 for _, start, _ in texts):
         return None
     words = "texts that are packed into one row do not see each other"
+    # Of pictures nobody knows to which text of the row they belong.
     others = [key for key, value in tokens.inputs.items() if is_of_no_token(tokens, value)]
     if others:
         return Line(
@@ -67,6 +69,7 @@ def texts_of(tokens: TokenBatch) -> list[Text]:
     _, length = tokens.shape
     if isinstance(mask, Tensor) and mask.shape == tokens.shape and mask.max() > 1:
         begins = torch.ones_like(mask, dtype=torch.bool)
+        # A new number begins a text, or the padding (0), which has no labels.
         begins[:, 1:] = mask[:, 1:] != mask[:, :-1]
     elif isinstance(positions, Tensor) and positions.shape == tokens.shape:
         begins = positions == 0

@@ -75,7 +75,11 @@ def check_ties(trial: Trial) -> Line:
         return Line(WRONG, "ties", f"the configuration ties {apart}, and in the model they are two parameters", fix)
     before = tied_names(trial.plain)
     after = [{plain_name(name, trial.model) for name in names} for names in tied_names(trial.model).values()]
-    lost = [names for names in before.values() if after and not any(set(names) <= group for group in after)]
+    lost = []
+    for names in before.values():
+        # FSDP1 has flat parameters, among which nothing is tied.
+        if after and not any(set(names) <= group for group in after):
+            lost.append(names)
     if lost:
         fix = "give fully_shard both modules in one list: fully_shard([embedding, head])"
         return Line(WRONG, "ties", f"tied before wrapping, and not tied after it: {list_all(lost[0])}", fix)
@@ -91,6 +95,7 @@ def shared_storages(model: nn.Module) -> list[str]:
         if p.is_meta or not storage.nbytes():
             continue
         other = owners.setdefault(storage.data_ptr(), name)
+        # The views of one flat buffer share its storage, too. Only what begins at one address is one parameter twice.
         if other != name and p.data_ptr() == model.get_parameter(other).data_ptr():
             shared += [other, name]
     return list(dict.fromkeys(shared))
@@ -102,8 +107,10 @@ def apart_by_config(model: nn.Module) -> str:
         if not isinstance(module, PreTrainedModel):
             continue
         head, table = module.get_output_embeddings(), module.get_input_embeddings()
+        # The text part has the flag: the configuration of a model with a vision tower nests it.
         tied = getattr(module.config.get_text_config(), "tie_word_embeddings", False)
         has_both = isinstance(getattr(head, "weight", None), nn.Parameter) and hasattr(table, "weight")
+        # Tables of different shapes are of different vocabularies, which no flag can tie.
         if tied and has_both and head.weight is not table.weight and head.weight.shape == table.weight.shape:
             return f"the embedding and the head of {name or type(module).__name__}"
     return ""
@@ -116,6 +123,7 @@ def check_loss(trial: Trial) -> Line | None:
         return None
     model = trial.loop.build().eval()
     with torch.no_grad():
+        # In eval mode, so that dropout gives the batches alone and joined the same losses.
         losses = [float(loop.loss(model, batch)) for batch in loop.batches]
         joined = float(loop.loss(model, loop.joined))
     counts = [loop.counts(model, batch) for batch in loop.batches]
@@ -143,6 +151,7 @@ def weighted_mean(values: list[float], weights: list[int]) -> float:
 
 def check_optimizer(trial: Trial) -> Line:
     """The optimizer holds what trains, and nothing else."""
+    # By identity: FSDP2 puts new parameters in the place of those that an optimizer was made of.
     held = {id(p) for group in trial.optimizer.param_groups for p in group["params"]}
     names = {id(p): name for name, p in trial.params.items()}
     frozen = [name for name, p in trial.params.items() if id(p) in held and not p.requires_grad]
@@ -202,8 +211,10 @@ def check_hooks(trial: Trial) -> Line | None:
     """A hook of a parameter is still there after wrapping, and sees what it was written for."""
     hooked = dict(trial.hooks)
     for name, p in trial.params.items():
+        # A hook that `wrap` has added to a sharded parameter sees a shard.
         if isinstance(p, DTensor) and hook_names(p):
             hooked.setdefault(name, hook_names(p))
+    # FSDP1 moves all parameters into flat ones, whose views keep no hook.
     is_fsdp1 = any(isinstance(module, FullyShardedDataParallel) for module in trial.model.modules())
     lost = [name for name in hooked if name in trial.params and (is_fsdp1 or isinstance(trial.params[name], DTensor))]
     if not hooked:
@@ -224,6 +235,7 @@ def check_precision(trial: Trial) -> Line | None:
         words = f"a step leaves most values of {parts(lost, trial.trainable)} as they were: it is smaller than the"
         fix = "store what trains in float32, and compute in 16 bits by mixed precision (MixedPrecisionPolicy, autocast)"
         return Line(WRONG, "precision", f"{words} precision of {dtype}", fix)
+    # autocast keeps the cast copies of leaves that require a gradient, and casts others each time.
     cast = [name for name, p in trial.plain.named_parameters() if id(p) in trial.precision.cast]
     if cast:
         words = f"autocast casts {parts(cast, dict(trial.plain.named_parameters()))} in each forward, since it keeps"
@@ -240,6 +252,7 @@ def check_gradients(trial: Trial) -> Line:
     ours, theirs = trial.steps[0].grads, trial.steps_alone[0].grads
     if not ours:
         return Line(WRONG, "gradients", "step made no step of the optimizer", "call optimizer.step() in it")
+    # A gradient with other placements would be added to the wrong part of its parameter.
     misplaced = []
     for name, p in trial.params.items():
         if isinstance(p, DTensor) and isinstance(p.grad, DTensor) and p.grad.placements != p.placements:
@@ -252,6 +265,7 @@ def check_gradients(trial: Trial) -> Line:
     if not wrong:
         words = f"{len(found)} trainable tensors have, on their own shards, the gradient of one process"
         return Line(OK, "gradients", f"{words} (largest difference {largest:.0e})")
+    # A wrong divisor is the most frequent fault, and only scales: name it before anything else.
     factors = rank_factors(ours, theirs, trial.ranks, trial.tolerance)
     if any(abs(factor - 1) > trial.tolerance for factor in factors):
         each = ", ".join(f"{factor:.3g}" for factor in factors)
@@ -260,6 +274,7 @@ def check_gradients(trial: Trial) -> Line:
             return Line(NOTE, "gradients", f"{words}; see the line norm")
         fix = "average over ranks what is a mean on each: do not sum it, nor multiply or divide it by the ranks"
         return Line(WRONG, "gradients", words, fix)
+    # None at all points to code that runs on some ranks only, or to casts that FSDP has freed.
     missing = [name for name in wrong if ours.get(name) is None]
     why = f"; {parts(missing, found)} have none at all" if missing else ""
     fix = "look for code in the forward that runs on one rank only, and read the checks above"
@@ -287,7 +302,9 @@ def check_norm(trial: Trial) -> Line:
 
 def check_evaluation(trial: Trial) -> Line:
     """A step begins with the weights that the step before it has left, whatever was evaluated in between."""
-    gathered = sorted({name for step in trial.steps for name in step.gathered})
+    gathered: set[str] = set()
+    for step in trial.steps:
+        gathered |= set(step.gathered)
     if gathered:
         words = f"a forward without a backward came before optimizer.step() and left {parts(gathered, trial.params)} "
         words += "gathered: the next step computes with the weights from before it"
@@ -296,6 +313,7 @@ def check_evaluation(trial: Trial) -> Line:
     for number in range(1, min(len(trial.steps), STEPS)):
         difference = total_difference(trial.steps[number].grads, trial.steps_alone[number].grads)
         first = total_difference(trial.steps[0].grads, trial.steps_alone[0].grads)
+        # Only where the first step agrees: else the lines above have named the fault.
         if difference > LATER * trial.tolerance and first <= trial.tolerance:
             words = f"the gradient of step {number + 1} differs from one process by {difference:.1e} of its norm, that"
             fix = "look at what runs between two steps: it changes weights, or leaves units gathered"

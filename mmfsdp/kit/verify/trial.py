@@ -90,6 +90,7 @@ class Trial:
         self.loop = loop
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.batch = loop.batches[self.rank]
+        # Before `build` draws weights: the wrapped model is built from the same states.
         self.random_at_start = random_states()
         self.plain = loop.build()
         self.hooks = {name: hook_names(p) for name, p in self.plain.named_parameters() if hook_names(p)}
@@ -105,6 +106,7 @@ class Trial:
         self.precision = WatchedPrecision()
         """Precision of all steps."""
         self.buffers_at_start = buffer_digests(self.plain)
+        # Ranks may be seeded differently, and FSDP starts from the weights of rank 0.
         copy_from_rank0(self.plain, CPU)
 
     def run(self) -> None:
@@ -115,6 +117,7 @@ class Trial:
         # Before any forward: FSDP2 lists whole parameters while a unit is gathered.
         self.params = {plain_name(name, self.model): p for name, p in self.model.named_parameters()}
         self.optimizer = loop.optimizer(self.model)
+        # Of all ranks these must differ, or all draw the same dropout masks (check_seeds).
         self.random_after_setup = random_digests()
         self.settings_at_start = settings_of(self.optimizer)
         self.other_weights = self._other_weights()
@@ -142,6 +145,7 @@ class Trial:
                 policy = module._get_fsdp_state()._mp_policy
             elif isinstance(module, FullyShardedDataParallel):
                 policy = module.mixed_precision
+            # None leaves the dtype of the parameters, which is among them already.
             for dtype in (getattr(policy, "param_dtype", None), getattr(policy, "reduce_dtype", None)):
                 dtypes.add(dtype or torch.float32)
         return LOW_TOLERANCE if dtypes & LOW_PRECISION or self.precision.in_16_bits else TOLERANCE
@@ -161,6 +165,7 @@ class Trial:
         def after_step(*_: Any) -> None:
             for name, p in low.items():
                 if p.grad is not None and p.grad.any():
+                    # Only where there is a gradient: an embedding moves in few rows.
                     unmoved[name] = float(p.eq(before[name])[p.grad.bool()].float().mean())
 
         hook = optimizer.register_step_pre_hook(before_step)
@@ -202,6 +207,7 @@ class Trial:
     def whole_tensors(self, *, grads: bool) -> dict[str, Tensor | None]:
         """Return the whole trainable parameters, or their gradients, from all ranks' shards."""
         if any(isinstance(module, FullyShardedDataParallel) for module in self.model.modules()):
+            # writeback=False: this only looks.
             with FullyShardedDataParallel.summon_full_params(self.model, writeback=False, with_grads=grads):
                 return {
                     plain_name(name, self.model): copied(p.grad if grads else p.detach())
@@ -221,6 +227,7 @@ class Trial:
         for name, tensor in self.whole_tensors(grads=False).items():
             same = name in plain and tensor is not None and tensor.shape == plain[name].shape
             if same and tensor is not None:
+                # Loosely: the wrapped weights may be stored in 16 bits.
                 same = torch.allclose(tensor.float(), plain[name].detach().float(), rtol=1e-2, atol=1e-6)
             if not same:
                 different.append(name)
@@ -287,6 +294,7 @@ def averaged_gradients(model: nn.Module) -> Iterator[None]:
     def average() -> None:
         waiting.clear()
         has_grad = torch.tensor([p.grad is not None for p in trainable], dtype=torch.int32)
+        # Ranks may use different parts of the model. All must call all_reduce for the same parameters.
         dist.all_reduce(has_grad, op=dist.ReduceOp.MAX)
         for p, any_has in zip(trainable, has_grad.tolist(), strict=True):
             if any_has:
@@ -295,6 +303,7 @@ def averaged_gradients(model: nn.Module) -> Iterator[None]:
                 p.grad /= dist.get_world_size()
 
     def after_gradient(_: Tensor) -> None:
+        # Once for each backward: the callback runs when all gradients are there.
         if not waiting:
             waiting.append(True)
             Variable._execution_engine.queue_callback(average)
