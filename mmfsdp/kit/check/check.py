@@ -102,6 +102,7 @@ class SiteCheck:
         if launcher.command_lines:
             for line in imported(launcher.command_lines)(self.slurm_cluster()):
                 self.add(MACHINE, line)
+        # Ranks on this machine can still be checked, in a temporary folder.
         if self.is_wrong("sbatch") or (self.is_wrong(RUN_FOLDER) and not launcher.here):
             self.add(MACHINE, Line(NOTE, "job", "not started because of the errors above"))
             return
@@ -162,6 +163,7 @@ class SiteCheck:
                 check_run.run.cancel()
                 check_run.remove()
             raise
+        # Before the folder goes, which holds the facts.
         self.machine = figures_of(check_run.facts())
         if is_wrong:
             self.folder = str(check_run.run.path)

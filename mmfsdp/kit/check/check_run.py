@@ -47,6 +47,7 @@ class CheckRun:
         """is_stopped: asked whether to end, while the ranks are waited for. Raises ParamError as a launch does."""
         self.is_stopped = is_stopped
         name = f"check-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        # A person may have asked for less, which a partition for tests may require.
         limit = min(TIME_LIMIT_MIN, time_limit(with_cluster(with_defaults(params).launch)))
         changes: dict[str, Any] = {"launch.name": name, "launch.timeout_min": limit, "train.trackers": ()}
         changes |= {"launch.replace": False, "launch.silence_s": SILENCE_S}
@@ -78,6 +79,7 @@ class CheckRun:
     def start(self) -> None:
         """Start the ranks, and return. Raises ParamError if the run folder cannot be made."""
         self.asks_requeue = self.launcher.requeues(with_cluster(self.params.launch))
+        # To leave nothing behind: see `remove`.
         self.made_parent = not Path(self.params.launch.folder).expanduser().exists()
         self.run = Run(start(self.params, SITE_CHECK, pretrain=False))
         make_inner_folder(self.run.path / FACTS)
@@ -137,6 +139,7 @@ class CheckRun:
         if not state.done:
             cause = f"they have not ended in time ({state.reason or state.status})"
             fix = "run the check again; if it fails again, read the logs of the ranks"
+        # Facts are written part by part, so the part at which a rank stopped is known.
         busy = [rank for rank, of in ranks.items() if of.get("doing") not in ("", DONE)]
         if busy and not missing:
             cause = f"{where(ranks, busy[0])} did not get past its check of {ranks[busy[0]]['doing']}: {cause}"

@@ -62,6 +62,7 @@ def rank_lines(asked: Asked, ranks: Ranks) -> Iterator[Line]:
 
 def measured(ranks: Ranks) -> dict[str, Any]:
     """Return the bandwidth that the ranks have measured; {} if they have not come so far."""
+    # Every rank has the figures of the slowest, so those of any rank will do.
     found = dict(ranks[min(ranks)].get("bandwidth", {})) if ranks else {}
     return found if found.get("all") else {}
 
@@ -69,6 +70,7 @@ def measured(ranks: Ranks) -> dict[str, Any]:
 def figures_of(ranks: Ranks) -> dict[str, float]:
     """Return the figures for plans that the ranks have measured; {} if they have not come so far."""
     found = measured(ranks)
+    # Over gloo the ranks have moved data of CPUs, whose memory is no figure of a plan.
     memory = _gpu_of(ranks).get("memory", 0.0) if found.get("backend") == "nccl" else 0.0
     return machine_figures(found, memory=memory) if found else {}
 
@@ -98,12 +100,14 @@ def _versions(asked: Asked, ranks: Ranks) -> Line:
     found: dict[str, dict[str, list[int]]] = {name: {} for name in VERSIONS}
     for rank, of in sorted(ranks.items()):
         for name in VERSIONS:
+            # rank_facts.py writes each version where it is found: torch takes seconds to import.
             part = "torch" if name in ("torch", "transformers") else "node"
             value = str(of.get(part, {}).get("version" if name == "torch" else name, ""))
             found[name].setdefault(value, []).append(rank)
         if error := of.get("torch", {}).get("error"):
             words = f"{where(ranks, rank)} cannot import torch: {error}"
             return Line(WRONG, "versions", words, _python_fix(asked))
+    # Ranks that differ among each other are wrong; ranks that differ from this machine alone only plan otherwise.
     different = []
     for name, by_version in found.items():
         if len(by_version) > 1:
@@ -140,6 +144,7 @@ def _gpus(asked: Asked, ranks: Ranks) -> Line:
     for rank, gpus in sorted(counts.items()):
         environment = ranks[rank].get("node", {}).get("environment", {})
         local_ranks = asked.params.launch.ranks_per_node
+        # A job may hide the GPUs of its other ranks from a rank, which then sees one of several.
         allocated = gpus_of_node(environment) or 0
         if not (gpus >= local_ranks or (gpus and allocated >= local_ranks)) and (
             device is Device.CUDA or (asked.is_job and allocated)
@@ -166,6 +171,7 @@ def _missing_gpus(asked: Asked, ranks: Ranks, wanting: Sequence[tuple[int, int, 
         others = "another rank" if len(wanting) == 2 else f"{len(wanting) - 1} other ranks"
         words += f"; it is the same for {others}"
     built = ranks[rank].get("torch", {})
+    # A build for CPUs sees no GPU, whatever the job has.
     if not built.get("cuda"):
         fix = f"torch {built.get('version')} is a build for CPUs: install another one (`python3 install.py "
         return Line(
@@ -202,6 +208,7 @@ def _place(name: str, ranks: Ranks) -> Line:
             lines.append((place_line(name, found), found.get("free", 0), rank))
     if not lines:
         return Line(NOTE, name, "not checked: no rank got this far")
+    # A fault of any rank counts before a note of another one.
     for state in (WRONG, NOTE):
         for line, _, rank in lines:
             if line.level == state:
@@ -217,6 +224,7 @@ def _hub(asked: Asked, ranks: Ranks) -> Line:
     for rank, of in sorted(ranks.items()):
         if "hub" not in of:
             continue
+        # Its packages cannot be imported there.
         if error := of["hub"].get("error"):
             return Line(WRONG, "hub", f"{where(ranks, rank)}: {error}", _python_fix(asked))
         line = hub_line(of["hub"], fields, job_is_offline=offline, where=f"{where(ranks, rank)}: ")
@@ -236,6 +244,7 @@ def _address(asked: Asked, ranks: Ranks) -> Line:
         return Line(NOTE, "address", "not checked: no rank got this far")
     first = next(iter(hosts.values()))
     words = f"all ranks reach {first.get('host')} over {first.get('GLOO_SOCKET_IFNAME') or 'any interface'}"
+    # On one node the ranks meet at the loopback address, which tells nothing about the network.
     if asked.is_job and asked.params.launch.nodes == 1:
         words += "; the job is on one node: --launch.nodes 2 also checks names and the network between nodes"
         return Line(NOTE, "address", words)
@@ -245,6 +254,7 @@ def _address(asked: Asked, ranks: Ranks) -> Line:
 def _group(backend: str, ranks: Ranks) -> Line:
     """Return whether a backend brings numbers from each rank to each rank."""
     found = {rank: of[backend] for rank, of in ranks.items() if backend in of}
+    # A part in progress that has no result: the process ended inside, as by a signal.
     dead = [rank for rank, of in ranks.items() if of.get("doing") == backend]
     if dead:
         words = f"{where(ranks, dead[0])} was killed during this check"
@@ -260,6 +270,7 @@ def _group(backend: str, ranks: Ranks) -> Line:
     first = found[min(found)]
     if first.get("skipped"):
         return Line(NOTE if first.get("wanted") else OK, backend, f"not used: {first['skipped']}")
+    # Each rank has added its number plus 1.
     expected = first["ranks"] * (first["ranks"] + 1) / 2
     if any(of.get("sum") != expected for of in found.values()):
         return Line(WRONG, backend, f"a sum over the ranks is wrong: {[of.get('sum') for of in found.values()]}", "")

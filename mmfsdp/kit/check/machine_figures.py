@@ -30,6 +30,7 @@ def machine_figures(found: Mapping[str, Any], *, memory: float = 0.0) -> dict[st
     """
     ranks, local_ranks = found["ranks"], found["local_ranks"]
     nodes = max(1, ranks // local_ranks)
+    # The largest tensor shows the bandwidth, the smallest the latency.
     *_, largest = found["all"]
     seconds = (largest["all_gather_s"] + largest["reduce_scatter_s"]) / 2
     sent = ring_bytes("all-gather", int(largest["bytes"]), ranks)
@@ -39,8 +40,10 @@ def machine_figures(found: Mapping[str, Any], *, memory: float = 0.0) -> dict[st
     if found.get("inside"):
         *_, largest = found["inside"]
         sent = ring_bytes("all-gather", int(largest["bytes"]), local_ranks)
+        # The mean of both collectives, which send as many bytes.
         figures["inside"] = 2 * sent / (largest["all_gather_s"] + largest["reduce_scatter_s"])
     smallest = found["all"][0]
+    # predict/seconds.py adds a latency for each doubling of the nodes.
     figures["latency"] = (smallest["all_gather_s"] + smallest["reduce_scatter_s"]) / 2 / (1 + log2(nodes))
     if nodes > 1:
         figures["gpus_per_node"] = local_ranks
@@ -54,6 +57,7 @@ def bandwidth_line(found: Mapping[str, Any], figures: Mapping[str, float], param
     parts = []
     for key, words, ranks in (("all", "", found["ranks"]), ("inside", "within a node ", found["local_ranks"])):
         rates = []
+        # Without the smallest, of which only the latency counts.
         for row in found.get(key, ())[1:]:
             sent = ring_bytes("all-gather", int(row["bytes"]), ranks)
             gather, reduce = sent / row["all_gather_s"] / 1e9, sent / row["reduce_scatter_s"] / 1e9
@@ -78,6 +82,7 @@ def _assumed(params: RunParams, gpu: str, figures: Mapping[str, float]) -> Itera
     machines = []
     for machine in MACHINES.values():
         if card and (machine.flops, machine.memory) == (card.half, card.memory):
+            # A machine of one node for ranks on one node, of several for ranks on several.
             if bool(machine.inside) == ("gpus_per_node" in figures):
                 machines.append(machine)
     for name in ("bandwidth", "inside"):

@@ -65,5 +65,6 @@ def hub_facts(names: Iterable[str], *, ask: bool = True) -> dict[str, Any]:
 
     found: dict[str, Any] = {"address": constants.ENDPOINT, "cache": cache(), "offline": constants.HF_HUB_OFFLINE}
     found["missing"] = [name for name in names if not is_cached(name)]
+    # One rank of a node asks: a hub may refuse hundreds of requests at once.
     found["unreachable"] = "" if constants.HF_HUB_OFFLINE or not ask else why_no_answer(constants.ENDPOINT)
     return found

@@ -124,6 +124,7 @@ def write_facts(folder: Path) -> None:
     facts.add("address", lambda: meet(folder))
     is_first_of_node = os.environ["LOCAL_RANK"] == "0"
     facts.add("hub", lambda: hub_facts(hub_weights(params).values(), ask=is_first_of_node))
+    # torch would wait for minutes for a rank that cannot come.
     if wait_for_addresses(folder):
         check_group(facts, params)
     facts.end()
@@ -210,6 +211,7 @@ def wait_for_addresses(folder: Path) -> bool:
         absent = False
         for rank in sorted(left):
             facts = read_json(folder / FACTS / f"rank{rank}.json")
+            # No file yet: the rank has not started, or its node does not see this folder.
             absent = absent or facts is None
             address = (facts or {}).get("address")
             if address is not None:

@@ -84,6 +84,7 @@ def job_lines(check: CheckRun, tell: Tell, wait_s: float) -> Iterator[Line]:
     """Yield the lines of a check whose ranks are a job. wait_s: seconds that it may wait in the queue."""
     run = check.run
     assert run is not None
+    # sbatch may itself wait, as for a busy controller.
     state = check.wait(tell, SUBMIT_TIMEOUT_S, until=lambda _: run.job is not None)
     if run.job is None:
         words, fix = state.why.text or "sbatch did not answer", state.why.what_to_do or "ask the administrators"
@@ -103,6 +104,7 @@ def job_lines(check: CheckRun, tell: Tell, wait_s: float) -> Iterator[Line]:
     yield Line(OK, "queue", f"{job_words(run.job)} has started after {time.monotonic() - began:.0f} s")
     preempted = run.path / "logs" / PREEMPTED_FILE
     state = check.wait(tell, 60.0 * (TIME_LIMIT_MIN + 1), until=lambda _: preempted.exists())
+    # Rank 0 leaves the file once it has found all; then the batch script asks for the requeue.
     is_requeued = preempted.exists() and _is_requeued(check, run.job)
     yield from check.lines(state)
     if check.asks_requeue and check.facts():

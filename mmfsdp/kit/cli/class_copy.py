@@ -83,6 +83,7 @@ def solved(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Return a copy in which each exercise is answered as its solution says."""
     import nbformat
 
+    # from_dict copies: the book of the caller stays as it is.
     book, answers = nbformat.from_dict(book), solutions(book)
     for cell in book.cells:
         if name := tagged(cell, "exercise"):
@@ -97,6 +98,7 @@ def for_class(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
     book = nbformat.from_dict(book)
     book.cells = [cell for cell in book.cells if not tagged(cell, "solution")]
     for cell in book.cells:
+        # Rendered pages have the outputs of solutions.
         cell.source = "\n".join(line for line in cell.source.split("\n") if "(rendered/" not in line)
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None

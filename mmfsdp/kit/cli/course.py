@@ -43,6 +43,7 @@ def course(values: Namespace) -> int:
     if target.exists() and not target.is_dir():
         raise ParamError("DIR", f"{values.folder!r} is a file; name a folder, or one that does not exist yet")
     source = course_source()
+    # With --student and --replace the notebooks would lose their solutions.
     if source.resolve() == target.resolve():
         raise ParamError("DIR", f"{values.folder!r} is the course itself; name another folder")
     if values.colab and not values.student:
@@ -104,6 +105,7 @@ def with_links_inside(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
     def prune(name: str, text: str) -> str:
         def inside(link: re.Match[str]) -> str:
+            # Links are relative to the page that has them.
             target = posixpath.normpath(posixpath.join(posixpath.dirname(name), link["target"]))
             return link[0] if target in files or target in folders else link["words"]
 

@@ -97,6 +97,7 @@ class Parser(argparse.ArgumentParser):
 
 def read_words(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
     """Return the values of a command's words. Raise ParamError that names an unknown option, and the nearest one."""
+    # argparse knows each flag in one spelling only.
     spelled = []
     for word in words:
         if word == "--":
@@ -105,12 +106,14 @@ def read_words(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
             name, equals, value = word.partition("=")
             word = name.replace("_", "-") + equals + value
         spelled.append(word)
+    # Taken out here: argparse would fill a word of its own with any later word that no flag takes.
     command = parser.commands.get(words[0]) if words else None
     config = None
     if command is not None and command.takes_config and len(spelled) > 1 and not spelled[1].startswith("-"):
         config = spelled.pop(1)
     values, others = parser.parse_known_args(spelled)
     values.entries = {}
+    # Lists may be of any length, so their entries cannot be flags that argparse knows.
     while others and ENTRY.fullmatch(others[0].partition("=")[0]):
         flag, equals, value = others[0].partition("=")
         if not equals and len(others) > 1 and not others[1].startswith("--"):
@@ -156,6 +159,7 @@ def add_flags(parser: Parser, *, takes_config: bool = False) -> None:
         group, flag = groups[name.partition(".")[0]], f"--{name.replace('_', '-')}"
         # Shown by --help-all, which puts the text back.
         text = " ".join((field.description or "").split()).replace("%", "%%")
+        # SUPPRESS: a flag that is not given leaves no value, so that --config decides.
         options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
         shown = _short_help(text, field) if name in MAIN_FLAGS else argparse.SUPPRESS
         if field.annotation is bool:
@@ -165,6 +169,7 @@ def add_flags(parser: Parser, *, takes_config: bool = False) -> None:
             off.help = argparse.SUPPRESS
             off.full_help = f"the opposite of {flag}"  # type: ignore[attr-defined]
             continue
+        # A list of texts takes several words; a list of mappings is one word of YAML.
         if get_origin(_without_none(field.annotation)) is tuple and not is_yaml(field):
             options["nargs"] = "*"
         action = group.add_argument(flag, metavar=_metavar(field), help=shown, **options)
@@ -188,11 +193,13 @@ def params_of(values: argparse.Namespace, *, default: RunParams | None = None) -
     for name, field in fields(RunParams):
         if hasattr(values, name):
             value = getattr(values, name)
+            # As the help shows an unset field.
             if value in ("None", ["None"]) and type(None) in get_args(field.annotation):
                 value = None
             elif isinstance(value, str) and is_yaml(field):
                 value = read_yaml(value, name=name)
             changes[name] = value
+    # Entries last: they change an entry of a list that another flag may have set.
     return params.change(**changes).change(**values.entries)
 
 
@@ -241,6 +248,7 @@ def _metavar(field: FieldInfo) -> str:
 
 def _short_help(text: str, field: FieldInfo) -> str:
     """Return the first sentence of a field's help, and the one that says its default; else the default itself."""
+    # A sentence ends before a capital letter, so not after `e.g.` or in `0.1`.
     first, *others = re.split(r"\.\s+(?=[A-Z])", text.removesuffix("."))
     words = next((sentence for sentence in others if sentence.startswith("Default ")), "")
     words = words.removeprefix("Default ") or str(plain(field.get_default(call_default_factory=True)))

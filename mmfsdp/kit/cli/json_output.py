@@ -88,6 +88,7 @@ def write(stdout: TextIO, answer: BaseModel) -> None:
 
 def wants_json(words: Sequence[str]) -> bool:
     """Return True if the words of a command ask for JSON on stdout."""
+    # --help prints its text for a person, whatever else is asked.
     return "--json" in words and not HELP.intersection(words)
 
 
@@ -103,6 +104,7 @@ def only_json() -> Iterator[TextIO]:
             yield stdout
         return
     with open(os.dup(number), "w", encoding="ascii") as kept, redirect_stdout(sys.stderr):
+        # Children inherit the descriptor 1, not sys.stdout: so that goes to stderr, too.
         os.dup2(sys.stderr.fileno(), number)
         try:
             yield kept

@@ -37,6 +37,7 @@ def runs(values: Namespace) -> int:
     listed = []
     for folder in values.folders or [LaunchParams().folder]:
         paths = find_runs(folder)
+        # One question to Slurm for all runs, in place of one for each.
         ask_ahead(paths.values(), timeout=ANSWER_TIMEOUT_S)
         if values.json:
             listed += list_runs(paths)

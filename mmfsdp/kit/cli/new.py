@@ -137,6 +137,7 @@ def _place(name: str) -> str:
     path = Path(name).expanduser()
     if path.is_dir():
         return str(path.absolute())
+    # No name of the hub looks like this, so it is a folder that is not there.
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ParamError("model", f"{name!r} is not a folder; give the folder of a model, or its name on the hub")
     return name
@@ -196,6 +197,7 @@ def with_data(base: RunParams, found: Detected) -> tuple[RunParams, dict[str, st
     params = base.change(**{f"data.{name}": getattr(data, name) for name in ("source", "path", "pictures")})
     length, length_words = fitting_length(params, found.samples(COUNTED))
     ranks = with_ranks(params).launch.world_size
+    # One step of all ranks must not need more records than there are.
     batch_size = max(1, min(params.train.batch_size, (train.length or 10**6) // ranks))
     steps, steps_words = params.train.steps, "the number of records is not known before all shards are read"
     if train.length is not None:
@@ -235,6 +237,7 @@ def fitting_length(params: RunParams, samples: Sequence[Sample]) -> tuple[int, s
             "a guess, since no tokenizer of this model is in a folder here; see how many samples a run reports as cut"
         )
         return FALLBACK_LENGTH, words
+    # Without a limit, or the limit would be the longest length that is found.
     counter = replace(processor, max_length=10**6)
     lengths: list[int] = []
     refusal = ""
@@ -262,6 +265,7 @@ def _positions(model: Any) -> int | None:
     limits = []
     for module in model.modules():
         config: Any = getattr(module, "config", None)
+        # Vision towers have positions as well, of patches.
         if hasattr(config, "get_text_config") and hasattr(config.get_text_config(), "vocab_size"):
             limits.append(getattr(config.get_text_config(), "max_position_embeddings", None))
     return min((limit for limit in limits if isinstance(limit, int)), default=None)
@@ -279,6 +283,7 @@ def as_yaml(params: RunParams, comments: dict[str, str], title: str) -> str:
         for name in type(own).model_fields:
             value = plain(getattr(own, name))
             place = f"{section}.{name}"
+            # A file with the defaults would hide what was chosen, and go stale with them.
             if value == plain(getattr(usual, name)) and place not in comments:
                 continue
             body += _comment(comments.get(place, ""), "  ")

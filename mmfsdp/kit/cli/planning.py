@@ -63,6 +63,7 @@ def chosen_params(values: Namespace, *, default: RunParams | None = None) -> Run
     """
     params = params_of(values, default=default)
     names_model = any(name.startswith("model.") for name in (*vars(values), *values.entries))
+    # The defaults name no weights: their plan would be of a model that nobody trains.
     if default is None and not values.config and not names_model:
         example = "tiny" if values.parser.takes_config else "--config tiny"
         words = f"is missing: name what to train, as in `mmfsdp {values.call.__name__} {example}`. It is a YAML file,"
@@ -139,6 +140,7 @@ def on_machine(name: str | None, planned: WrapPlan, params: RunParams) -> tuple[
 
     machine, work = machine_of_run(name, params), workload(planned, params)
     times = step_time(planned, machine=machine, **work)
+    # DDP, or a single rank, has no mesh to choose.
     if not planned.rules.shards or planned.world_size == 1:
         return times, []
     return times, meshes(planned, machine=machine, **work)
