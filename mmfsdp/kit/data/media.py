@@ -80,9 +80,11 @@ def _of_text(text: str) -> str:
             return PICTURE
         if text.startswith(("data:video/", "data:audio/")):
             return FILM
+    # Before anything else: texts may be of a megabyte.
     if len(text) > MAX_URL:
         return ""
     ending = text[-6:].rstrip().lower()
+    # A cell of a table may hold a list of names.
     if ending.endswith("]") and text.lstrip().startswith("["):
         return _of_json(text)
     is_url = "://" in text and not text.startswith("file://")
@@ -119,6 +121,7 @@ def _of_dict(value: Mapping[str, Any]) -> str:
         if media or not named:
             return media
         return PICTURE if named in (PICTURE, PICTURE_NAME, PICTURE_URL) else FILM  # of an ending, and damaged
+    # A larger dict is something else, which has a path among other things.
     for key in ("path", "url"):
         if isinstance(value.get(key), str) and len(value) <= 3:
             return _of_text(value[key])

@@ -56,6 +56,7 @@ def to_8_bits(image: Image.Image, value_range: Sequence[float] = ()) -> Image.Im
     range, else 0 and 255, or 65535 if a value is larger than 255. A value that is no number counts as 0.
     """
     values: np.ndarray = np.array(image, dtype=np.float32)
+    # NaN marks pixels without a value, as outside of a scan; one would make all of the range NaN.
     values[~np.isfinite(values)] = 0
     low, high = float(values.min()), float(values.max())
     black, white = value_range or (0, _white(image.mode, low, high))
@@ -75,6 +76,7 @@ def note_color(image: Image.Image) -> None:
     """Put the `Values` of a picture of 16 bits for each color, of which 8 were read, into its `info`."""
     extrema: Any = image.getextrema()
     low, high = min(band[0] for band in extrema[:3]), max(band[1] for band in extrema[:3])
+    # Of 16 bits, 8 were read: 255 stands for 65535.
     image.info[VALUES] = Values(low * 257, high * 257, 0, 65535, is_color=True)
 
 

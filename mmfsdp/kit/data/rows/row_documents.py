@@ -54,6 +54,7 @@ def read_interleaved(row: Row, params: SourceParams) -> Content:
         raise Unreadable(f"has {len(images)} images and {len(texts)} texts; each place needs one and null in the other")
     document = _Document(params.max_pictures)
     for i, (image, text) in enumerate(zip(images, texts, strict=True)):
+        # OBELICS has null in one of the lists for each place.
         if is_set(image) == is_set(text):
             raise Unreadable(f"has {'both' if is_set(image) else 'neither'} a picture and a text at place {i}")
         if is_set(image):
@@ -112,6 +113,7 @@ def read_matched(row: Row, params: SourceParams) -> Content:
         raise Unreadable("has a wrong image_info: Field required")
     infos = [_Info(info, i) for i, info in enumerate(list_in(row, "image_info"))]
     infos = [info for info in infos if info.similarity >= params.min_similarity]
+    # In the order of their sentences, and then the first ones: sorting keeps the order of equals.
     infos = sorted(infos, key=lambda info: info.sentence)[: params.max_pictures]
     if not infos:
         raise Unreadable(f"has no picture that matches its text by min_similarity {params.min_similarity}")

@@ -69,6 +69,7 @@ def read_question(row: Row, params: SourceParams) -> Content:
     if not keys:
         wanted = ", ".join(ANSWER_KEYS[key])
         raise Unreadable(f"has {key!r} and no answer, which is read under {wanted} (it has {keys_of(row)})")
+    # TRL has both forms under the same keys.
     if key == "prompt" and not isinstance(row[key], str):
         return _read_message_lists(row, keys[0])
     if key == "prompt" and keys[0] == "completion":
@@ -147,6 +148,7 @@ def _answers(row: Row, keys: Sequence[str]) -> list[str]:
             found[key] = texts
     if not found:
         raise Unreadable(f"has an answer without text under {keys[0]!r}")
+    # VQA has its ten answers in a list, and one of them in a field of its own.
     several = max(found.values(), key=len)
     for texts in found.values():
         if texts is several:
@@ -167,8 +169,10 @@ def _chosen(row: Row, key: str, choices: Sequence[str]) -> str:
         return choices[int(answer)]
     if isinstance(answer, str):
         text = answer.strip()
+        # The text first: a choice may itself be a letter.
         if text in choices:
             return text
+        # `(B)`, `b.` and `B` are the same choice.
         letter = text.strip("().").upper()
         if len(letter) == 1 and letter in LETTERS[: len(choices)]:
             return choices[LETTERS.index(letter)]

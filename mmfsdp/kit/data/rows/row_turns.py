@@ -167,6 +167,7 @@ def add_turns(conversation: Conversation, key: str, turns: Sequence[Any]) -> Non
         if not isinstance(turn, Mapping):
             raise Unreadable(f"has a wrong {key}.{i}: a turn is a dict, and not of type {type(turn).__name__}")
         check_turn_keys(turn, TURN_KEYS)
+        # LLaVA and ShareGPT have from and value, all others role and content.
         role_key, text_key = ("from", "value") if is_set(turn.get("from")) else ("role", "content")
         if not is_set(turn.get(role_key)):
             raise Unreadable(
@@ -199,6 +200,7 @@ def _text_of_parts(parts: Sequence[Any], where: str) -> tuple[str, list[Place]]:
         if kind in TEXT_PARTS:
             check_turn_keys(part, {"type", *TEXT_PART_KEYS})
             text = text_in(part, first_set(part, TEXT_PART_KEYS) or "text")
+            # A placeholder in the text is a place whose picture the row has in its list.
             places += [None] * text.count(IMAGE)
             if text:
                 lines.append(text)
@@ -208,6 +210,7 @@ def _text_of_parts(parts: Sequence[Any], where: str) -> tuple[str, list[Place]]:
                 raise Unreadable(f"has a part of a picture with a text in {where}.{i}; make two parts of it")
             key = first_set(part, PICTURE_PART_KEYS)
             places.append(picture_from(part[key], f"{where}.{i}.{key}") if key else None)
+            # Pictures that follow each other stand in one line, as processors join them.
             if lines and lines[-1].endswith(IMAGE):
                 lines[-1] += IMAGE
             else:

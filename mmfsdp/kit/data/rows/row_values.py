@@ -123,6 +123,7 @@ def _is_base64_picture(text: str) -> bool:
     """Return whether a text is a picture in base64, and no file's name: by its length, or by what it decodes to."""
     if not BASE64.fullmatch(text):
         return False
+    # No file system has names of that length.
     if len(text) > MAX_FILE_NAME:
         return True
     try:
@@ -175,6 +176,7 @@ def pictures_in(row: Row) -> list[Picture]:
     if not key:
         return []
     pictures = _pictures_under(row, key)
+    # Some data sets have the first picture under `image`, and all of them under `images`.
     if key == "image" and is_set(row.get("images")) and pictures != _pictures_under(row, "images"):
         raise Unreadable("names pictures under 'image' and others under 'images'; keep one of the keys")
     return pictures

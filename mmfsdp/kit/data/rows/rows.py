@@ -58,6 +58,7 @@ class Shape:
 
 def _has(*keys: str) -> Callable[[Row], object]:
     """Return a function that tells whether a row has one of some keys: null is none, an empty list is one."""
+    # An empty list is refused by the reader of the shape, which can say what is missing.
     return lambda row: first_key(row, keys)
 
 
@@ -93,6 +94,7 @@ def _question(key: str, answers: str, example: str) -> Shape:
     """Return the shape of rows with a question under `key`, and its answer under one of the keys of row_questions."""
 
     def fits(row: Row) -> object:
+        # Alpaca has `input` beside `instruction`, as the text that it is about.
         belongs_to_instruction = key == "input" and is_set(row.get("instruction"))
         return is_set(row.get(key)) and not belongs_to_instruction and answer_keys(row, key)
 
@@ -246,6 +248,7 @@ def _known_of(row: Row) -> _Known:
 def _known_of_kinds(kinds: Kinds, parts_have_pictures: bool) -> _Known:
     row = {key: KINDS[kind] for key, kind in kinds}
     pictures = column_of_pictures(row, parts_have_pictures=parts_have_pictures)
+    # Shapes look for pictures under their usual keys.
     moved = with_pictures(row, pictures)
     try:
         shape = _find_shape(moved, keys_of(row))
@@ -277,6 +280,7 @@ def _find_shape(row: Row, its_keys: str) -> Shape:
         raise Unreadable(f"is of {len(shapes)} shapes: it has {words}; keep the keys of one")
     if shapes:
         return shapes[0]
+    # A question without an answer is no caption, though it may have a picture and a text.
     if question_key(row):
         return QUESTION  # which names the answer that is missing
     if not CAPTION.fits(row):
@@ -303,6 +307,7 @@ def check_row(row: Any, *, name: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise CorruptRecord(name, "is not a JSON object with fields")
     try:
+        # Walks through all texts in C: half of a surrogate pair cannot be encoded.
         json.dumps(row, ensure_ascii=False, default=_no_text).encode()
     except UnicodeEncodeError:
         raise CorruptRecord(name, "holds an unpaired surrogate, half a character") from None

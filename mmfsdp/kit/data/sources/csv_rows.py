@@ -46,8 +46,10 @@ class TableRows(RowFile):
         self.columns = self._column_names(first)
         rows = self._reader(lines)
         while True:
+            # A quoted cell may have line ends, so a row is as many lines as csv takes for it.
             start, number = lines.end, lines.number + 1
             try:
+                # strict=True: csv raises for text behind a closing quote, which it would otherwise join to the cell.
                 cells: list[str] | csv.Error | None = next(rows, None)
             except csv.Error as error:
                 cells = error
@@ -90,6 +92,7 @@ class TableRows(RowFile):
         if isinstance(cells, csv.Error):
             words = f"is no row of a table ({cells}); a quote within quotes is written twice"
             return CorruptRecord(name, words)
+        # surrogateescape has put these in the place of bytes that are not UTF-8.
         if any("\udc80" <= letter <= "\udcff" for cell in cells if not cell.isascii() for letter in cell):
             return CorruptRecord(name, "is not UTF-8; save the table in UTF-8")
         if len(cells) > len(self.columns):

@@ -47,6 +47,7 @@ class HubRows(RowFile):
             if type(feature).__name__ == "ClassLabel":
                 self._classes[column] = list(feature.names)
         pictures = {column for column, feature in rows.features.items() if type(feature).__name__ == "Image"}
+        # Pictures with a class and nothing else: the name of the class is all there is to learn.
         others = rows.features.keys() - self._classes.keys() - {"id", *PICTURE_KEYS} - pictures
         self._caption = next(iter(self._classes)) if len(self._classes) == 1 and not others else ""
         """The column of classes that are captions, where nothing else says anything about the pictures."""
@@ -100,6 +101,7 @@ def _names_in(column: Any) -> list[Any] | None:
         if types.is_struct(inner) and inner.get_field_index("path") >= 0:
             paths = compute.struct_field(compute.list_flatten(column), "path").to_pylist()
             lengths = compute.list_value_length(column).to_pylist()
+            # The paths of all lists in a row; each list takes as many as it is long.
             rest = iter(paths)
             return [[{"path": next(rest)} for _ in range(length or 0)] for length in lengths]
     return None
@@ -135,6 +137,7 @@ def _with_heldout(files: list[HubRows], params: DataParams) -> list[HubRows]:
         except ParamError as error:
             raise ParamError("heldout", error.message) from None
         for file in own:
+            # Two data sets may have splits of one name, and records are named after them.
             file.relative = PurePosixPath(HELD_OUT) / file.relative
         files = files + own
     for file in own:

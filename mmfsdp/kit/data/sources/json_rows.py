@@ -32,6 +32,7 @@ class JsonLines(RowFile):
 
     def scan(self) -> Iterator[FoundRow]:
         """Yield the number, an empty place and the row of each line that is not empty."""
+        # An empty file is no mistake here: read_records names it among what was skipped.
         known = what_it_is(self._content.start() or b"{")
         if known:
             raise ParamError("path", f"{str(self.path)!r} is no JSON lines: it {known}")
@@ -73,6 +74,7 @@ class JsonList(RowFile):
     def scan(self) -> Iterator[FoundRow]:
         """Yield the id, or else the index, the place and the row of each record."""
         try:
+            # Value by value: a list of a million rows in one text would be in memory twice.
             cursor = JsonCursor(self._content)
             if cursor.peek() == "[":
                 for start, end, row in cursor.items():
@@ -101,6 +103,7 @@ class JsonList(RowFile):
 
     def _found(self, i: int, row: Any, may_have_half: bool) -> FoundRow:
         key, where = str(i), ""
+        # An id may be there twice, as where files were joined. With its index the name is of one row.
         if self._coco is not None or (isinstance(row, dict) and row.get("id") is not None):
             key, where = str(row.pop("id") if self._coco is not None else row["id"]), f"row {i}"
         if may_have_half:
@@ -126,6 +129,7 @@ class JsonList(RowFile):
                 else:
                     self._ranges.add(start, end)
         cursor.end()
+        # One of the two lists alone is some other JSON.
         if len(lists) < 2:
             return False
         # The images may stand behind the annotations, which are therefore read a second time.

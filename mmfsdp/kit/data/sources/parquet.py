@@ -68,6 +68,7 @@ class ParquetRows(RowFile):
     def read(self, i: int) -> FoundRow:
         """Return the row of that number. Raises ValueError if its row group is damaged."""
         group = int(self.block_of(np.array([i]))[0])
+        # With the state of the file: one that was written again has other groups.
         key, nbytes = (self.path, self._state, group), int(self.block_bytes[group])
         table = _kept_groups.get(key, nbytes, lambda: self._open().read_row_group(group, use_threads=False))
         first = int(self._ends[group - 1]) if group else 0
@@ -101,6 +102,7 @@ class ParquetRows(RowFile):
         for i in range(len(schema)):
             column = schema.column(i)
             top = column.path.partition(".")[0]
+            # Bytes of pictures stand under the same names; they are no texts.
             if top == "id" or (top in naming and column.logical_type.type == "STRING"):
                 columns.append(column.path)
         return columns
@@ -159,6 +161,7 @@ class GroupCache:
             table = ValueError(str(error))
         self._tables[key] = table, nbytes
         self._bytes += nbytes
+        # At least one stays, or each row of a large group would read the group again.
         while self._bytes > self.limit and len(self._tables) > 1:
             _, (_, oldest) = self._tables.popitem(last=False)
             self._bytes -= oldest

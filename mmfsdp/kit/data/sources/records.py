@@ -192,6 +192,7 @@ class Records:
             for record in self._scan_file(number, file, skipped, parts):
                 if not file.scans_whole_rows:
                     continue
+                # Rows of one kind have the same unread keys: few kinds are looked at, and not a million rows.
                 kind = kind_of(record.row)
                 if kind not in kinds:
                     kinds.add(kind)
@@ -230,6 +231,7 @@ class Records:
             if not file.scans_whole_rows:
                 names.append(stable_hash(record.name))
             yield record
+        # Rows of one group would all land on one side of the split.
         if len(names) > 1 and len(set(groups)) == 1:
             groups = names  # pictures in the rows themselves, which all have the same name
         columns = [np.array(column, np.uint32) for column in (rows, groups, splits)]
@@ -246,6 +248,7 @@ class Records:
 
     def blocks(self) -> Blocks | None:
         """Return the blocks in which all records are read; None if each is read by itself."""
+        # Only Parquet has blocks: rows of a group are read together, or each would read all of it.
         sizes = np.concatenate([file.block_bytes for file in self.files])
         if not sizes.any():
             return None
@@ -328,6 +331,7 @@ def split_records(records: Records, params: DataParams, skipped: dict[str, str],
         notes += splits_note(params, side_of, heldout)
     else:
         limit = heldout_limit(zip(records.group_hash.tolist(), records.loaded(), strict=True), params, skipped)
+        # By the hash of the group: adding rows moves no other row to the other side.
         is_heldout = records.group_hash < limit
         sides = {TRAIN: records.select(~is_heldout), HELD_OUT: records.select(is_heldout)}
     splits: dict[str, Source] = {}

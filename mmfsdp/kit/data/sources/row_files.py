@@ -81,6 +81,7 @@ class RowFile(ABC):
         try:
             return check(f"{self.relative.as_posix()}:{key}")
         except CorruptRecord as error:
+            # A traceback would keep the frames, and with them the text of the file, as long as the error is kept.
             return error.at(where).with_traceback(None)
 
 

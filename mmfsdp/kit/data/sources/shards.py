@@ -70,6 +70,7 @@ class ShardRecord:
                 raise CorruptRecord(self.name, f"has a caption that is not UTF-8 ({error})") from None
         pictures = [kind for kind in PICTURES if kind in self.members]
         if not is_caption(row):
+            # The JSON may have the name that the picture had before it was packed.
             if len(pictures) == 1 and (isinstance(row.get("image"), str) or lacks_picture(row)):
                 row["image"] = pictures[0]
         elif len(pictures) == 1:
@@ -83,6 +84,7 @@ class ShardRecord:
         if not self.members.keys() & {*TEXTS}:
             there = ", .".join(sorted(self.members))
             raise CorruptRecord(self.name, f"has no caption: it needs a .txt or .json, and has .{there}")
+        # What the sample asks for by `find` is used; the rest is told, as a picture that nobody sees would be a fault.
         used = {*TEXTS}
 
         def find(file: str) -> bytes:
@@ -109,6 +111,7 @@ class ShardRecord:
             if f".{kind}" in FILM_SUFFIXES:
                 words = "of video and sound nothing is read; leave the record out, or the member if it does without"
                 raise CorruptRecord(self.name, f"has .{extension}: {words}")
+            # KEY.0.jpg beside KEY.0.txt: two samples whose keys have a dot, joined to one by WebDataset's rule.
             text_beside = any(f"{inner}.{text}" in self.members for text in TEXTS)
             if inner and kind in PICTURES and text_beside:
                 file = f"{self.key}.{extension}"
@@ -167,6 +170,7 @@ def list_records(shard: Path, name: str) -> tuple[list[ShardRecord], list[Corrup
         key = folder + slash + first
         record = records.setdefault(key, ShardRecord(shard, key, f"{name}/{key}"))
         if not first or not extension:
+            # Named, and not dropped: nothing in a shard is silently left out.
             lost.append(CorruptRecord(f"{name}/{member.name}", "is not KEY.EXTENSION, so it belongs to no record"))
         elif extension.lower() in record.members:
             where = f"byte {member.offset}"
@@ -196,6 +200,7 @@ def open_shards(params: DataParams, *, image_size: int, seed: int) -> dict[str, 
         limit = heldout_limit(records, params, shards.skipped)
         for side in (TRAIN, HELD_OUT):
             sides[side] = replace(shards, keep=partial(is_in_split, limit, side))
+    # Of the few records that were loaded to open the splits: a shard is not read as a whole before the run.
     notes += unread_note([set().union(shards.unread, *(side.unread for side in sides.values()))])
     opened = [shards, *sides.values()]
     splits: dict[str, Source] = {}
@@ -296,11 +301,13 @@ class ShardSource(Source):
             for i, shard in enumerate(order):
                 listed, lost = list_records(self.shards[shard], self._name(self.shards[shard]))
                 records = [record for record in listed if self.keep(record.name)]
+                # The same order on all ranks and workers: each takes its own positions of one stream.
                 random.Random(f"{self.seed}/{epoch}/{i}").shuffle(records)
                 damages += lost
                 for record in records[skip:]:
                     yield epoch, record
                 skip = max(0, skip - len(records))
                 records_of_epoch += len(records)
+            # Otherwise this would go round for ever.
             if not records_of_epoch:
                 raise ValueError(f"{str(self.shards[0])!r} and its like yield nothing any more; are they gone?")
