@@ -199,7 +199,7 @@ def warm_process(cache, key):
     start.start_in_warm = noted
     yield
     start.start_in_warm = start_in_warm
-    for process in warm._started.values():
+    for process in warm.started_here.values():
         process.communicate()  # its stdin is closed, by which it ends
 
 

@@ -40,7 +40,7 @@ def on_ranks(
     if backend == "nccl" and ranks > torch.cuda.device_count():
         gpus = torch.cuda.device_count()
         raise ValueError(f"ranks: {ranks}, and nccl needs a GPU for each; this machine has {gpus}; use at most as many")
-    return in_processes(_work_in_group, ranks, ranks, work, args, backend, timeout_s, method=method)
+    return in_processes(work_in_group, ranks, ranks, work, args, backend, timeout_s, method=method)
 
 
 def in_processes(
@@ -94,7 +94,7 @@ def _process(rank: int, folder: str, environment: dict[str, str], work: Callable
     Path(folder, f"{rank}.json").write_text(json.dumps(work(rank, folder, *args)))
 
 
-def _work_in_group(
+def work_in_group(
     rank: int,
     folder: str,
     ranks: int,
@@ -103,6 +103,16 @@ def _work_in_group(
     backend: str,
     timeout_s: float | None,
 ) -> Any:
+    """Join the process group as one rank, call `work` in it, and return what that returns; leave the group.
+
+    Args:
+        rank: The number of this rank.
+        folder: A folder of all ranks, in which they meet.
+        ranks: The number of ranks.
+        work: The function, with its arguments `args`.
+        backend: gloo or nccl.
+        timeout_s: Seconds that a collective may take. Default: torch's.
+    """
     if loopback := loopback_interface():
         os.environ["GLOO_SOCKET_IFNAME"] = loopback
     store = dist.FileStore(f"{folder}/store", ranks)

@@ -113,11 +113,11 @@ def is_own(module: str, file: str, entry: str) -> bool:
         return False
     name = module.partition(".")[0]
     is_near = any(file.startswith(f"{folder}/") for folder in first_folders())
-    return is_near or name == entry.partition(".")[0] or name not in _distributions()
+    return is_near or name == entry.partition(".")[0] or name not in distributions()
 
 
 @cache
-def _distributions() -> Mapping[str, list[str]]:
+def distributions() -> Mapping[str, list[str]]:
     """Return the distributions of each top-level module that is installed: finding them takes half a second."""
     return packages_distributions()
 
@@ -321,6 +321,6 @@ def own_sources(modules: Iterable[str]) -> OwnSources:
         )
     packages = {}
     for other in sorted(others):
-        for distribution in _distributions().get(other, ()):
+        for distribution in distributions().get(other, ()):
             packages[distribution] = version(distribution)
     return OwnSources(dict(sorted(files.items())), packages)

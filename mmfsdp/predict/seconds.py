@@ -135,7 +135,7 @@ def step_time(
     inside = between = 0
     network = 0.0
     for wire in collectives(plan, train, sources):
-        within, across, duration = _sent(plan, wire, machine)
+        within, across, duration = wire_time(plan, wire, machine)
         inside, between, network = inside + within, between + across, network + duration
     # The first unit's all-gather and the last reduction have nothing to overlap with.
     first = next((u for u in plan.units if u.sharded and u.params), None)
@@ -193,7 +193,7 @@ def copied_bytes(plan: WrapPlan, micro_steps: int) -> int:
     return 2 * copied
 
 
-def _sent(plan: WrapPlan, wire: CollectiveCount, machine: Machine) -> tuple[int, int, float]:
+def wire_time(plan: WrapPlan, wire: CollectiveCount, machine: Machine) -> tuple[int, int, float]:
     """Return (bytes within the node, bytes to other nodes, seconds) of one kind of collective."""
     over_replicas = wire.kind == "all-reduce" and wire.phase == "backward" and plan.replicate > 1
     ranks, stride = (plan.replicate, plan.shard) if over_replicas else (plan.shard, 1)

@@ -21,7 +21,7 @@ from mmfsdp.kit.bench.bench_step import LARGE, batch_for, bench_step, table
 from mmfsdp.kit.cli import main
 from mmfsdp.kit.models.kinds import kind_of
 from mmfsdp.kit.models.loss_in_head import loss_in_head
-from mmfsdp.kit.train.prepare import _kept_model
+from mmfsdp.kit.train.prepare import kept_by_key
 from mmfsdp.params import FSDPParams, ParamError, load
 from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate
@@ -67,7 +67,7 @@ def test_bench_redraw_records_a_model_once_for_every_policy_and_number_of_ranks(
         "mmfsdp.predict.plan_cache.record_memory",
         lambda model, plan, example: recorded.append(plan.backend) or record_memory(model, plan, example),
     )
-    _kept_model.cache_clear()
+    kept_by_key.cache_clear()
     assert main(["bench", "redraw", "--preset", "tiny", "--ranks", "4"]) == 0
     result, text = json.loads((tmp_path / "bench_redraw.json").read_text()), capsys.readouterr().out
     rows = {row["change"]: row for row in result["rows"]}
@@ -114,7 +114,7 @@ def test_methods_are_measured_alone_where_memory_is_a_gpu_s():
 
     names = ("frozen-aware SHARD", "too large", "frozen-aware SHARD, in head")
     with fake_group(1):
-        rows = bench_models._one_by_one(names, make, tiny_batch(), 1, bench_models.CPU, reported.append)
+        rows = bench_models.one_by_one(names, make, tiny_batch(), 1, bench_models.CPU, reported.append)
     assert reported == rows and tuple(row["way"] for row in rows) == names
     assert all(row["seconds"] > 0 and row["peak_bytes"] > 0 for row in (rows[0], rows[2]))
     assert rows[1] == {"way": "too large", "failed": "out of memory"}
@@ -130,11 +130,11 @@ def test_ranks_on_gpus_join_with_their_own(monkeypatch, tmp_path):
     monkeypatch.setattr(dist, "init_process_group", lambda *a, **k: calls.append(("join", k["device_id"])))
     monkeypatch.setattr(dist, "barrier", lambda: calls.append(("barrier", None)))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
-    spawn_ranks._work_in_group(1, str(tmp_path), 2, lambda: None, (), "nccl", None)
+    spawn_ranks.work_in_group(1, str(tmp_path), 2, lambda: None, (), "nccl", None)
     assert calls == [("set_device", torch.device("cuda", 1)), ("join", torch.device("cuda", 1)), ("barrier", None)]
     calls.clear()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    spawn_ranks._work_in_group(1, str(tmp_path), 2, lambda: None, (), "gloo", None)
+    spawn_ranks.work_in_group(1, str(tmp_path), 2, lambda: None, (), "gloo", None)
     assert calls == [("join", None), ("barrier", None)] and os.environ["CUDA_VISIBLE_DEVICES"] == ""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ValueError, match="ranks: 3, and nccl needs a GPU for each; this machine has 2"):

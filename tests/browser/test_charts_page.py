@@ -28,7 +28,7 @@ CELLS = {
     "more": "import time\nfrom mmfsdp.kit.run.files.folder import MetricsWriter\n"
     "MetricsWriter('measured').write({'step': 5001, 'time': 1501.0, 'loss': 0.125})\ntime.sleep(4)\n"
     "print('asked while busy', charts.rows)",
-    "renewed": "print('given anew', slow._renewals)",
+    "renewed": "print('given anew', slow.renewals)",
 }
 
 

@@ -53,13 +53,13 @@ def test_faults_of_a_machine_are_found_each_by_its_line_and_by_a_button(tmp_path
     assert button.button.description == "Check this machine"
     button.press()
     assert button.button.description == "End the check"
-    until(lambda: button.button.description == "Check this machine", words=lambda: button._result.value)
+    until(lambda: button.button.description == "Check this machine", words=lambda: button.result.value)
     report = button.report
-    assert not button.busy and report._repr_html_() == button._result.value
+    assert not button.busy and report._repr_html_() == button.result.value
     wrong = {line.code: line for line in report.wrong}
     assert wrong.keys() == FAULTS.keys(), str(report)
     for check, (words, fix) in FAULTS.items():
         assert words in wrong[check].message and fix in wrong[check].fix, wrong[check]
-    assert not report.ok and button._result.value.count("<b>wrong</b>") == len(FAULTS)
+    assert not report.ok and button.result.value.count("<b>wrong</b>") == len(FAULTS)
     assert str(report).count("wrong  ") == len(FAULTS)
     assert json.loads(report.to_json())["ok"] is False

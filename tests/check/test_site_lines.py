@@ -19,7 +19,7 @@ from mmfsdp.params import FSDPParams, ParamError, RunParams
 from mmfsdp.params.run import read_cluster
 from mmfsdp.planning import make_plan
 from mmfsdp.predict import machine_of_run
-from mmfsdp.predict.seconds import _sent as sent_seconds
+from mmfsdp.predict.seconds import wire_time as sent_seconds
 from mmfsdp.predict.wire import CollectiveCount
 from tests.mutated import cases
 from tests.waiting import until
@@ -98,8 +98,8 @@ def test_a_check_that_cannot_begin_says_why_and_its_button_can_be_pressed_again(
     RunParams().change(**{"launch.folder": "$NOT_SET/runs"}).to_yaml(tmp_path / "mine.yaml")
     button = CheckButton(RunForm(str(tmp_path / "mine.yaml")))
     button.press()
-    until(lambda: button.button.description == "Check this machine", words=lambda: button._result.value)
-    assert "the variable NOT_SET is not set" in button._result.value and not button.busy
+    until(lambda: button.button.description == "Check this machine", words=lambda: button.result.value)
+    assert "the variable NOT_SET is not set" in button.result.value and not button.busy
 
 
 def test_a_job_that_was_promised_gpus_and_sees_none_is_wrong():

@@ -87,7 +87,7 @@ def test_an_error_that_a_library_makes_of_ctrl_c_is_no_fault_of_the_package(monk
             raise RecursionError("of a module that was half imported") from None
 
     monkeypatch.setattr(parser, "runs", runs)
-    monkeypatch.setattr(cli, "_interrupts", [])
+    monkeypatch.setattr(cli, "interrupts", [])
     before = signal.signal(signal.SIGINT, cli.note_interrupt)
     try:
         assert cli.main(["runs"]) == 130 and capsys.readouterr() == ("", "\nmmfsdp: interrupted\n")

@@ -18,7 +18,7 @@ def places(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def rank_server():
     """The process that starts the ranks of all cells."""
-    ranks_magic._stop()
-    ranks_magic._server()
+    ranks_magic.stop_servers()
+    ranks_magic.server_process()
     yield
-    ranks_magic._stop()
+    ranks_magic.stop_servers()

@@ -137,7 +137,7 @@ def test_damage_in_a_row_group_loses_its_rows_alone(tmp_path):
 
 
 def test_a_file_that_changes_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet_file, "_kept_groups", parquet_file.GroupCache(0))
+    monkeypatch.setattr(parquet_file, "kept_groups", parquet_file.GroupCache(0))
     path = write(tmp_path / "a.parquet", captioned(30), row_group_size=10)
     train = opened(path)["train"]
     write(path, captioned(40), row_group_size=10)
@@ -157,7 +157,7 @@ def test_an_epoch_reads_each_row_group_once_and_each_row_once(tmp_path, monkeypa
     size = pq.ParquetFile(path).metadata.row_group(0).total_byte_size
     monkeypatch.setattr("mmfsdp.kit.data.sources.records.CACHE_BYTES", 10 * size)
     cache = parquet_file.GroupCache(10 * size)
-    monkeypatch.setattr(parquet_file, "_kept_groups", cache)
+    monkeypatch.setattr(parquet_file, "kept_groups", cache)
     source = opened(path)["train"]
     cache.misses = 0
     stream = source.batches(DataSlice(batch_size=1))

@@ -224,7 +224,7 @@ def test_an_editable_installation_is_known_by_its_version_unless_it_holds_the_en
     monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    modules._distributions.cache_clear()
+    modules.distributions.cache_clear()
     try:
         write("my_data.py", "import large.part\ndef read():\n    return large.part.read()")
         assert call_own("data.reader", "my_data:read") == 1
@@ -233,4 +233,4 @@ def test_an_editable_installation_is_known_by_its_version_unless_it_holds_the_en
         assert call_own("data.reader", "large.part:read") == 1
         assert set(own_sources(["large.part"]).files) == {"large/__init__.py", "large/part.py"}
     finally:
-        modules._distributions.cache_clear()
+        modules.distributions.cache_clear()

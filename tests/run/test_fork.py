@@ -108,7 +108,7 @@ def ways(tmp_path, monkeypatch):
     (tmp_path / "threads/sitecustomize.py").write_text(thread)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'threads'}:{os.environ['PYTHONPATH']}")
     runs["pythons"] = launch(tiny_run(tmp_path, **{"launch.name": "pythons"}), tell=lambda finding: None)
-    return runs, warm._started[path]
+    return runs, warm.started_here[path]
 
 
 @pytest.mark.real

@@ -101,7 +101,7 @@ def test_the_name_of_a_folder_is_text_on_a_page(folder, name, capsys):
     panel = RunPanel(named)
     panel.wait()
     compared = Comparison([named, named])
-    html = report_html(named) + comparison([named, named], scripted=True) + panel._head.value + compared.table.value
+    html = report_html(named) + comparison([named, named], scripted=True) + panel.head.value + compared.table.value
     plain = "".join(button.description + button.tooltip for button in compared.open_buttons)  # no HTML in a button
     (html + plain).encode()
     assert not set(CONTROLS) & set(html + plain) and TAG not in html

@@ -219,8 +219,8 @@ def test_the_form_offers_the_registry_and_takes_a_path(tmp_path):
     theirs.close()
     form = RunForm()
     row = form.row("launch.executor")
-    assert tuple(row._input.options) == ("local", "slurm", "srun") and row.button.disabled
-    assert "Processes on this machine" in row._words.value
+    assert tuple(row.input.options) == ("local", "slurm", "srun") and row.button.disabled
+    assert "Processes on this machine" in row.words.value
     form.choose("launch.executor", TOY)
     assert form.error is None and form.params.launch.executor == TOY and not row.button.disabled
     form.check_launcher_allowed(form.params)  # who types it wants it

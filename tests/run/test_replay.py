@@ -231,7 +231,7 @@ def test_a_replay_says_so_wherever_its_state_is_shown(prepared, capsys):
     player.advance(recording.seconds)
     panel = RunPanel(run.path)
     panel.wait()
-    assert words in str(run.state()) and words in repr(run) and words in panel._head.value
+    assert words in str(run.state()) and words in repr(run) and words in panel.head.value
     assert words in report_html(run.path) and words in comparison([run.path])
     for command in ("status", "watch"):
         cli.main([command, str(run.path)])

@@ -118,7 +118,7 @@ def test_rows_of_steps_that_are_done_again_replace_those_before(tmp_path):
     folder = make_folder(light(tmp_path).launch)
     write_text(folder / "params.yaml", light(tmp_path).to_yaml())
     write(folder, [1, 2, 3, 4], loss=1.0)
-    tracked = track._Tracked(folder, TrackerKind.TENSORBOARD)
+    tracked = track.Tracked(folder, TrackerKind.TENSORBOARD)
     tracked.poll()
     with metrics_path(folder).open("ab") as file:
         file.write(b'{"step": 5, "lo')  # a row that is being written
@@ -129,7 +129,7 @@ def test_rows_of_steps_that_are_done_again_replace_those_before(tmp_path):
     MetricsWriter(folder, after=2).write({"step": 3, "time": 0.0, "loss": float("nan")})
     tracked.poll()
     tracked.close()
-    again = track._Tracked(folder, TrackerKind.TENSORBOARD)
+    again = track.Tracked(folder, TrackerKind.TENSORBOARD)
     write(folder, [4], loss=2.0)
     again.poll()
     again.close()
@@ -140,7 +140,7 @@ def test_rows_of_steps_that_are_done_again_replace_those_before(tmp_path):
 def test_a_row_that_is_half_written_before_or_after_the_file_is_cut_is_neither_lost_nor_mixed(tmp_path):
     folder = make_folder(light(tmp_path).launch)
     write_text(folder / "params.yaml", light(tmp_path).to_yaml())
-    tracked = track._Tracked(folder, TrackerKind.TENSORBOARD)
+    tracked = track.Tracked(folder, TrackerKind.TENSORBOARD)
     path = metrics_path(folder)
     path.write_bytes(b'{"step": 1, "loss": 1.0}\n{"step": 2, "lo')
     tracked.poll()
@@ -164,7 +164,7 @@ def test_what_somebody_else_wrote_into_the_state_is_ignored(tmp_path):
     write_text(folder / "params.yaml", light(tmp_path).to_yaml())
     write_json(folder / "tracked-tensorboard.json", {"sent": "all", "state": [], "inode": None})
     write(folder, [1], loss=1.0)
-    tracked = track._Tracked(folder, TrackerKind.TENSORBOARD)
+    tracked = track.Tracked(folder, TrackerKind.TENSORBOARD)
     tracked.poll()
     tracked.close()
     assert in_tensorboard(folder) == {"loss": {1: 1.0}}
@@ -173,7 +173,7 @@ def test_what_somebody_else_wrote_into_the_state_is_ignored(tmp_path):
     write_text(other / "params.yaml", light(tmp_path).to_yaml())
     (other / "tensorboard").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="a link stands where a folder of the run belongs"):
-        track._Tracked(other, TrackerKind.TENSORBOARD)
+        track.Tracked(other, TrackerKind.TENSORBOARD)
 
 
 def test_a_missing_package_and_a_folder_without_a_run_are_told(tmp_path, monkeypatch, capsys):

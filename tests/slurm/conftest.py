@@ -52,7 +52,7 @@ def cluster(request, monkeypatch):
     slurm = request.getfixturevalue("accounted" if "accounted" in request.fixturenames else "slurm")
     for name, value in slurm.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(queue, "_queues", {})  # answers of squeue are this cluster's
+    monkeypatch.setattr(queue, "known_queues", {})  # answers of squeue are this cluster's
     monkeypatch.setattr(queue, "SQUEUE_INTERVAL_S", 1.0)  # in this process
     if SLOW:
         (slurm.folder / "slow").write_text(SLOW)

@@ -33,7 +33,7 @@ from mmfsdp.kit.run.slurm.job_array import largest_array, make_members, submit_i
 from mmfsdp.kit.run.slurm.never_starts import refused_field, why_never
 from mmfsdp.kit.run.slurm.site import job_environment, minutes, notes, with_defaults
 from mmfsdp.kit.run.slurm.slow_start import SCRIPT_FILE
-from mmfsdp.kit.run.slurm.slurm import _after_ranks, option_names, refusal, sbatch_text, slurm_executor
+from mmfsdp.kit.run.slurm.slurm import after_ranks, option_names, refusal, sbatch_text, slurm_executor
 from mmfsdp.kit.run.slurm.slurm_log import failure_in_job, failure_without_rank, since_last_start
 from mmfsdp.kit.run.slurm.slurm_state import PREEMPTED_FILE
 from mmfsdp.kit.run.start import check_place, make_folder, start_in
@@ -358,7 +358,7 @@ def fake_slurm(tmp_path, monkeypatch):
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{script}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    monkeypatch.setattr(queue, "_queues", {})
+    monkeypatch.setattr(queue, "known_queues", {})
     return tmp_path / "bin"
 
 
@@ -636,7 +636,7 @@ def test_a_requeued_jobs_script_leaves_no_exit_code_whatever_is_ended_first(fake
     (fake_slurm / "scontrol").write_text("#!/bin/sh\nexit 0\n")
     (fake_slurm / "scontrol").chmod(0o700)
     touch(tmp_path / PREEMPTED_FILE)
-    script = psutil.Popen(["bash", "-c", "\n".join(["true", *_after_ranks(tmp_path)])])
+    script = psutil.Popen(["bash", "-c", "\n".join(["true", *after_ranks(tmp_path)])])
 
     def sleeping():
         """Return the process that sleeps. Others of the script's end while one looks at them."""
@@ -659,7 +659,7 @@ def test_a_preempted_job_whose_nodes_lack_scontrol_ends_with_the_reason(fake_slu
     write_json(folder / "status.json", {"status": "QUEUED", "job": "77"})
     touch(folder / "logs" / PREEMPTED_FILE)
     (fake_slurm / "scontrol").unlink()
-    lines = "\n".join(["true", *_after_ranks(folder / "logs")])
+    lines = "\n".join(["true", *after_ranks(folder / "logs")])
     done = subprocess.run(["/bin/bash", "-c", lines], env={"PATH": str(fake_slurm)}, capture_output=True, text=True)
     assert done.returncode == 0 and "scontrol: command not found" in done.stderr
     state = run_state(folder)
@@ -668,7 +668,7 @@ def test_a_preempted_job_whose_nodes_lack_scontrol_ends_with_the_reason(fake_slu
 
 @pytest.mark.real
 def test_a_command_that_was_slow_has_more_time_and_none_in_time_is_no_refusal(fake_slurm, monkeypatch):
-    monkeypatch.setattr(ask_slurm, "_seconds", ask_slurm.defaultdict(ask_slurm._seconds.default_factory))
+    monkeypatch.setattr(ask_slurm, "last_calls_s", ask_slurm.defaultdict(ask_slurm.last_calls_s.default_factory))
     monkeypatch.setattr(ask_slurm, "SHORTEST_LIMIT_S", 1.0)
     (fake_slurm / "squeue").write_text("#!/bin/bash\n[ -e ${0%/*}/late ] || { touch ${0%/*}/late; exec sleep 60; }\n")
     late = ask_slurm.ask_slurm("squeue")
@@ -836,7 +836,7 @@ BY_DEFAULT = {
 @pytest.mark.real
 @pytest.mark.parametrize("name", BY_DEFAULT)
 def test_the_cpus_of_a_rank_follow_the_nodes_of_the_partition(fake_slurm, monkeypatch, name):
-    monkeypatch.setattr(site, "_kinds", {})
+    monkeypatch.setattr(site, "known_kinds", {})
     monkeypatch.delenv("SBATCH_PARTITION", raising=False)
     (fake_slurm / "sinfo").write_text(f"#!/bin/sh\necho Welcome\ncat <<'END'\n{SINFO}END\n")
     (fake_slurm / "sinfo").chmod(0o755)

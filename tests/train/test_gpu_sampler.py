@@ -32,7 +32,7 @@ def sampled(tmp_path):
     until(path.exists)
     yield sampler, path
     sampler.close()
-    assert not sampler._thread.is_alive()
+    assert not sampler.thread.is_alive()
 
 
 def test_each_rank_of_a_node_has_the_figures_of_its_own_gpu(sampled):
@@ -66,7 +66,7 @@ def test_an_error_of_the_driver_ends_the_sampler_alone(capsys):
 
     figures = GpuFigures(FIRST, sampler=Sampler(ask))
     figures.on_train_begin()
-    figures._sampler._thread.join(timeout=240)
+    figures.sampler.thread.join(timeout=240)
     assert figures.after_step(1) == {}
     figures.close()
     assert "GPU use is no longer sampled: RuntimeError: GPU is lost" in capsys.readouterr().out
@@ -92,7 +92,7 @@ def test_a_driver_that_does_not_answer_is_not_waited_for():
     sampler = Sampler(lambda: {} if answer.wait() else {})
     sampler.start()
     sampler.close()
-    assert sampler._thread.is_alive() and sampler._thread.daemon
+    assert sampler.thread.is_alive() and sampler.thread.daemon
     answer.set()
 
 

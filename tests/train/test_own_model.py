@@ -218,8 +218,8 @@ def test_an_own_model_is_captioned_if_it_can_be_and_exported_as_its_state_dict(f
     assert result["no_captions"].startswith(words) and words in report_html(folder / "pairs-DDP")
 
     captioner = Captioner(folder / "vlm-DDP").wait()
-    assert captioner._answer.text == first and f">{first}<" in captioner._said.value
-    assert "data:image/png" in captioner._seen.value
+    assert captioner.answer.text == first and f">{first}<" in captioner.said.value
+    assert "data:image/png" in captioner.seen.value
     captioner.close()
     with pytest.raises(ValueError, match=words):
         Captioner(folder / "pairs-DDP").wait()

@@ -61,7 +61,7 @@ def test_the_shares_of_a_step_are_its_flops_over_its_seconds_and_the_peak(counte
     assert one["hfu"] == pytest.approx(plan.hardware_flops / 0.5 / PEAK) and one["hfu"] > one["mfu"]
     parameters, tokens = sum(p.numel() for p in tiny_flamingo().parameters()), 2 * 9
     assert one["mfu_6n"] == pytest.approx(6 * parameters * tokens / 0.5 / PEAK)
-    assert not utilization._steps, "what was written is forgotten"
+    assert not utilization.steps_to_come, "what was written is forgotten"
 
 
 def test_a_smaller_batch_has_fewer_flops(counted):

@@ -23,45 +23,45 @@ from tests.widgets.test_panel import shown
 
 def upload(captioner, name: str, content: bytes) -> None:
     file = {"name": name, "type": "", "size": 1, "content": content, "last_modified": datetime.now()}
-    captioner._upload.value = (file,)
+    captioner.upload.value = (file,)
 
 
 def test_a_run_is_asked_about_its_pictures_and_about_ones_own(go):  # noqa: F811
     run = go(**{"train.steps": 2})
     captioner = Captioner(run).wait()
-    assert captioner.checkpoint == "step_00000002" and captioner._pick.options[0] == "new 1"
-    sample = captioner._samples["new 1"]
+    assert captioner.checkpoint == "step_00000002" and captioner.pick.options[0] == "new 1"
+    sample = captioner.samples["new 1"]
     said = answer(captioner.model, captioner.processor, sample)
     assert [said.text] == captions(captioner.model, captioner.processor, [sample])
     assert all(0 < chance <= 1 for _, chance, _ in said.tokens)
     page = shown(captioner)
     assert "without it (blanked)" in page and f"truth: {sample.text}" in page and "data:image/png" in page
-    assert captioner._token.options[0] == (f"{said.tokens[0][0]} {said.tokens[0][1]:.0%}", 0)
+    assert captioner.token.options[0] == (f"{said.tokens[0][0]} {said.tokens[0][1]:.0%}", 0)
     most = float(losses_by_covering(captioner.model, said)[0].max())
     words = f"at most {most:.1%} of probability" if most < MIN_LOSS else f"up to {most:.0%} less likely"
-    assert captioner._layer.value == COVERING and words in captioner._seen.value
-    captioner._layer.index = len(captioner._layer.options) - 1
+    assert captioner.layer.value == COVERING and words in captioner.seen.value
+    captioner.layer.index = len(captioner.layer.options) - 1
     captioner.wait()
-    before = captioner._seen.value
-    assert before.count("rgba(0,0,0,") == 4 and captioner._layer.label in before, "2 x 2 patches"
-    captioner._token.index = len(said.tokens) - 1
+    before = captioner.seen.value
+    assert before.count("rgba(0,0,0,") == 4 and captioner.layer.label in before, "2 x 2 patches"
+    captioner.token.index = len(said.tokens) - 1
     captioner.wait()
-    assert captioner._seen.value != before
+    assert captioner.seen.value != before
 
     file = io.BytesIO()
     Image.new("RGBA", (70, 30), "red").save(file, "PNG")
     upload(captioner, "<script>x</script>.png", file.getvalue())
     captioner.wait()
-    assert captioner._pick.value == "yours: script>.png" and "truth" not in captioner._said.value
+    assert captioner.pick.value == "yours: script>.png" and "truth" not in captioner.said.value
     upload(captioner, "no.png", b"GIF89a no picture")
-    assert "is not a usable picture" in captioner._note.value
-    captioner._prompt.value = "no picture here <b>"
+    assert "is not a usable picture" in captioner.note.value
+    captioner.prompt.value = "no picture here <b>"
     with pytest.raises(ValueError, match="prompt: needs one <image>"):
         captioner.wait()
-    assert "needs one &lt;image&gt;" in captioner._note.value
-    captioner._pick.value = "new 1"
+    assert "needs one &lt;image&gt;" in captioner.note.value
+    captioner.pick.value = "new 1"
     captioner.wait()
-    assert captioner._note.value.count("></div>") == 1
+    assert captioner.note.value.count("></div>") == 1
 
 
 def counts_shapes(ids, media):

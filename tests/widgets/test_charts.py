@@ -177,11 +177,11 @@ def test_a_page_that_does_not_ask_gets_pictures_until_it_asks(tmp_path, monkeypa
 def ask_and_wait(charts):
     """The page asks, and long after that nothing has been heard of it. No timer draws beside the test."""
     asked(charts)
-    for timer in charts._timers:
+    for timer in charts.timers:
         timer.cancel()
-    charts._born -= 1000
-    if charts._unheard_since is not None:
-        charts._unheard_since -= 1000
+    charts.born -= 1000
+    if charts.unheard_since is not None:
+        charts.unheard_since -= 1000
     charts.draw()
 
 
@@ -194,7 +194,7 @@ def test_a_page_that_asks_but_gets_no_answers_is_given_its_charts_anew_until_it_
     assert "too busy to load" in charts.pictures.value and "pip install" not in charts.pictures.value
     for _ in range(20):
         ask_and_wait(charts)
-    assert charts._renewals == charts_module.MAX_RENEWALS, "not for ever"
+    assert charts.renewals == charts_module.MAX_RENEWALS, "not for ever"
     asked(charts)
     charts.live._handle_custom_msg({"heard": True}, [])
     assert charts.pictures.value == ""

@@ -39,18 +39,18 @@ def small(tmp_path):
 
 
 def figures(cockpit):
-    return cockpit._figures.value
+    return cockpit.figures.value
 
 
 def said(cockpit, name):
     """What stands below the input of a parameter."""
-    (control,) = [control for control in cockpit._choices.controls if control.name == name]
-    return control._words.value
+    (control,) = [control for control in cockpit.choices.controls if control.name == name]
+    return control.words.value
 
 
 def possible(cockpit):
     """The buttons that can be pressed."""
-    return [name for name, button in cockpit._buttons.buttons.items() if not button.disabled]
+    return [name for name, button in cockpit.buttons.buttons.items() if not button.disabled]
 
 
 def finished(folder, params, status="COMPLETED"):
@@ -69,7 +69,7 @@ def test_the_plan_follows_the_choices_and_stands_beside_a_pinned_one(small):
     small.pin()
     small.choose(**{"fsdp.frozen_policy": "REPLICATE"})
     assert {str(unit.frozen_policy) for unit in small.plan.units if unit.kind == "frozen"} == {"REPLICATE"}
-    small._planner.wait()
+    small.planner.wait()
     assert "mm-less" in figures(small) and "mm-more" in figures(small)
     assert "Every rank holds it whole" in said(small, "fsdp.frozen_policy")
     small.choose(**{"fsdp.frozen_policy": "SHARD"})
@@ -83,24 +83,24 @@ def test_the_four_ways_draw_differently(small):
     for changes in ({"fsdp.frozen_policy": way} for way in ("SHARD", "KEEP", "REPLICATE")):
         small.choose(**changes)
         assert small.plan
-        pictures.add(small._pictures.value)
+        pictures.add(small.pictures.value)
     small.choose(**{"fsdp.frozen_policy": "SHARD"})
     small.choose(**{"fsdp.backend": "DDP"})
     assert small.plan.backend == "DDP"
-    pictures.add(small._pictures.value)
+    pictures.add(small.pictures.value)
     assert len(pictures) == 4
 
 
 def test_a_mistake_stands_where_it_was_made_and_beside_the_button_that_it_disables(small):
     with pytest.raises(ParamError, match="greater than or equal to 1"):
         small.choose(**{"train.steps": 0})
-    assert "mm-error" in said(small, "train.steps") and "train.steps" in small._say.value
-    assert small._buttons.buttons[LAUNCH].disabled
+    assert "mm-error" in said(small, "train.steps") and "train.steps" in small.message.value
+    assert small.buttons.buttons[LAUNCH].disabled
     small.choose(**{"train.steps": "1e3"})
-    assert small.params.train.steps == 1000 and small._say.value == ""
-    assert "mm-error" not in said(small, "train.steps") and not small._buttons.buttons[LAUNCH].disabled
+    assert small.params.train.steps == 1000 and small.message.value == ""
+    assert "mm-error" not in said(small, "train.steps") and not small.buttons.buttons[LAUNCH].disabled
     small.form.choose("fsdp.frozen_policy", "AUTO")
-    assert small._choices.budget.layout.display is None
+    assert small.choices.budget.layout.display is None
     small.choose(**{"fsdp.memory_budget_gib": 2})
     assert small.params.fsdp.frozen_policy == "AUTO" and small.form.error is None
 
@@ -116,18 +116,18 @@ def test_what_a_page_holds_is_small(tmp_path, monkeypatch):
     before = set(w.widgets.widget._instances)
     cockpit = Cockpit(str(folder))
     assert cockpit.plan and cockpit.form.rows == {}, "the inputs of a drawer that nobody has opened are not there"
-    cockpit._panel.logs.add([LogLine(0, "x" * 300)] * 3000)
-    cockpit._panel.logs.draw(refiltered=True)
+    cockpit.panel.logs.add([LogLine(0, "x" * 300)] * 3000)
+    cockpit.panel.logs.draw(refiltered=True)
     traits = {}
     for name in set(w.widgets.widget._instances) - before:
         widget = w.widgets.widget._instances[name]
         state = widget.get_state(drop_defaults=True) | {key: getattr(widget, key, "") for key in ("_esm", "_css")}
         traits[name] = len(json.dumps(state, default=str))
-    pictures = len(cockpit._pictures.value)
+    pictures = len(cockpit.pictures.value)
     assert "x" * 300 in shown(cockpit) and sum(traits.values()) - pictures < 200_000 and pictures < 100_000
     assert len(traits) < 400
     rows_before = len(cockpit.form.rows)
-    cockpit._all.value = True
+    cockpit.all_choices.value = True
     assert len(cockpit.form.rows) > rows_before and "launch.ranks" in shown(cockpit.form)
     cockpit.close()
 
@@ -136,13 +136,13 @@ def test_only_the_newest_choice_is_planned_and_no_thread_stays(small):
     assert small.plan
     for size in range(10, 60):
         small.choose(**{"train.batch_size": size})
-    assert small.plan and small._planner.planned.params == small.params and not small._planner.busy
+    assert small.plan and small.planner.planned.params == small.params and not small.planner.busy
     before = len(w.widgets.widget._instances)
     again = Cockpit(small.form.preset.value)
     assert again.plan
     again.close()
     again.form.show(again.params.change(**{"train.batch_size": 7}))
-    assert not again._planner.busy, "what is closed plans no more"
+    assert not again.planner.busy, "what is closed plans no more"
     assert len(w.widgets.widget._instances) == before, "nothing is left of a closed cockpit"
 
 
@@ -151,9 +151,9 @@ def test_a_plan_that_cannot_be_made_says_why(small):
     small.form.show(small.params.change(**{"model.freeze": ["visoin_encoder.*"]}))
     with pytest.raises(ValueError, match="visoin"):
         _ = small.plan
-    assert "visoin" in small._say.value
+    assert "visoin" in small.message.value
     small.form.show(small.params.change(**{"model.freeze": MODEL.freeze}))
-    assert small.plan and small._say.value == ""
+    assert small.plan and small.message.value == ""
 
 
 def test_a_launch_that_cannot_start_says_why_and_can_be_tried_again(small, tmp_path):
@@ -162,7 +162,7 @@ def test_a_launch_that_cannot_start_says_why_and_can_be_tried_again(small, tmp_p
     small.launch()
     with pytest.raises(ParamError, match="cannot hold runs"):
         small.wait()
-    assert "cannot hold runs" in small._say.value and not small._buttons.buttons[LAUNCH].disabled
+    assert "cannot hold runs" in small.message.value and not small.buttons.buttons[LAUNCH].disabled
 
 
 def test_a_run_of_the_same_choices_is_found_again(small, tmp_path):
@@ -182,7 +182,7 @@ def test_a_cockpit_of_a_run_shows_it_with_what_can_be_done(tmp_path, status, but
     cockpit = Cockpit(tmp_path / "runs/one")
     cockpit.wait()
     assert cockpit.params.model == MODEL and possible(cockpit) == buttons
-    assert cockpit._buttons.buttons[LAUNCH].description == status.capitalize()
+    assert cockpit.buttons.buttons[LAUNCH].description == status.capitalize()
     cockpit.close()
 
 
@@ -198,15 +198,15 @@ def test_no_position_changes_its_meaning_and_a_running_run_cannot_be_launched_ag
         return Run(folder)
 
     monkeypatch.setattr(starter, "launch", launch)
-    places = [list(small._buttons.children), list(small._buttons.of_run.children)]
-    button = small._buttons.buttons[LAUNCH]
+    places = [list(small.buttons.children), list(small.buttons.of_run.children)]
+    button = small.buttons.buttons[LAUNCH]
     for _ in range(5):
         if not button.disabled:
             button.click()
-        small._starter.wait_for_work()
+        small.starter.wait_for_work()
     assert len(launched) == 1 and button.disabled and button.description == "Running"
     assert possible(small) == [STOP, DUPLICATE]
-    assert [list(small._buttons.children), list(small._buttons.of_run.children)] == places
+    assert [list(small.buttons.children), list(small.buttons.of_run.children)] == places
     small.choose(**{"train.steps": 50})
     assert possible(small) == [LAUNCH, STOP] and button.description == LAUNCH
 
@@ -215,10 +215,10 @@ def test_runs_are_listed_opened_compared_and_deleted(small, tmp_path):
     runs = tmp_path / "runs"
     finished(runs / "one", small.params.change(**{"launch.name": "one"}))
     finished(runs / "<b>two", small.params.change(**{"fsdp.frozen_policy": "KEEP", "train.lr": 0.5}), "FAILED")
-    small._listing.value = True
-    listed = small._runs
+    small.listing.value = True
+    listed = small.run_list
     listed.wait_for_work()
-    assert len(listed.runs.options) == 2 and "2 runs in" in listed._head.value
+    assert len(listed.runs.options) == 2 and "2 runs in" in listed.head.value
     lines = dict((path, line) for line, path in listed.runs.options)
     assert "FSDP2 KEEP" in lines[str(runs / "<b>two")] and "COMPLETED" in lines[str(runs / "one")]
     assert [name for name, button in listed.buttons.items() if not button.disabled] == [CONFIRM]
@@ -299,18 +299,18 @@ def test_a_path_of_data_is_looked_at_when_it_is_typed(small, tmp_path):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
         (folder / f"{number}.txt").write_text(f"<b>picture {number}")
     (folder / "0.png").write_bytes(b"no picture")
-    data = small._choices.data
+    data = small.choices.data
     data.wait()
-    data._path.value = str(folder)
+    data.path.value = str(folder)
     data.wait()
     html = data.wait()
     assert "records train" in html and html.count("<img") == 3 and "&lt;b&gt;picture" in html and "<b>pic" not in html
     assert small.params.data.path == str(folder) and small.params.data.source == "folder"
     assert small.form.error is None
-    data._path.value = str(tmp_path / "nowhere")
+    data.path.value = str(tmp_path / "nowhere")
     data.wait()
     assert "mm-error" in data.wait() and small.params.data.path == str(folder)
-    data._path.value = ""
+    data.path.value = ""
     data.wait()
     assert small.params.data.source == "shapes" and small.params.data.path is None
 

@@ -29,13 +29,13 @@ class NotStarted(Exception):
 
 
 def control(cockpit, name):
-    (found,) = [control for control in cockpit._choices.controls if control.name == name]
+    (found,) = [control for control in cockpit.choices.controls if control.name == name]
     return found
 
 
 def settle(cockpit):
     """Wait until all that was asked for is shown."""
-    workers = (cockpit._choices.data, cockpit._budgets, cockpit._planner, cockpit._starter)
+    workers = (cockpit.choices.data, cockpit.budgets, cockpit.planner, cockpit.starter)
     while any(worker.busy for worker in workers):
         for worker in workers:
             worker.wait_for_work()
@@ -43,7 +43,7 @@ def settle(cockpit):
 
 def press(name, value, cockpit):
     """Press a button, unless the page has disabled it."""
-    buttons = control(cockpit, name)._buttons
+    buttons = control(cockpit, name).toggles
     if not buttons.disabled:
         buttons.value = value
 
@@ -51,12 +51,12 @@ def press(name, value, cockpit):
 def slide(name, value, cockpit):
     slider = control(cockpit, name)
     if slider.layout.display != "none":
-        slider._slider.value = value
+        slider.slider.value = value
 
 
 def write(name, words, cockpit):
     field = control(cockpit, name)
-    (field._path if isinstance(field, DataLook) else field._number).value = words
+    (field.path if isinstance(field, DataLook) else field.number).value = words
 
 
 def toggle(name, cockpit):
@@ -67,9 +67,9 @@ def toggle(name, cockpit):
 def all_buttons():
     cockpit = Cockpit("tiny")
     found = []
-    for each in cockpit._choices.controls:
+    for each in cockpit.choices.controls:
         if isinstance(each, Buttons):
-            found += [partial(press, each.name, value) for value in each._buttons.options]
+            found += [partial(press, each.name, value) for value in each.toggles.options]
     cockpit.close()
     return found
 
@@ -81,41 +81,41 @@ CLICK = st.one_of(
     st.builds(partial, st.just(slide), st.just("launch.ranks"), st.integers(0, 3)),
     st.builds(partial, st.just(write), st.just("train.steps"), st.sampled_from(["0", "20", "many"])),
     st.builds(partial, st.just(write), st.just("data.path"), st.sampled_from([NOWHERE, ""])),
-    st.sampled_from([partial(toggle, "_pin"), partial(toggle, "_activations")]),
+    st.sampled_from([partial(toggle, "pin_toggle"), partial(toggle, "activations")]),
 )
 
 
 def lit(each):
     """The value that an input shows, as it is written in YAML; None where nothing is chosen."""
     if isinstance(each, Buttons):
-        return None if each._buttons.value == each._unset else each._buttons.value
+        return None if each.toggles.value == each.unset else each.toggles.value
     if isinstance(each, DataLook):
-        return each._path.value or None
-    return each._number.value or None
+        return each.path.value or None
+    return each.number.value or None
 
 
 def check(cockpit):
     """Assert that what is lit is what is drawn, or that the page says so."""
-    stale = "mm-stale" in cockpit._right._dom_classes
-    assert stale == bool(cockpit._stale.value)
+    stale = "mm-stale" in cockpit.right._dom_classes
+    assert stale == bool(cockpit.stale.value)
     if stale:
-        assert cockpit.form.error or cockpit._planner.failure
-        assert cockpit._say.value, "and why stands beside Launch"
-        assert not cockpit.form.error or cockpit._buttons.buttons[LAUNCH].disabled
+        assert cockpit.form.error or cockpit.planner.failure
+        assert cockpit.message.value, "and why stands beside Launch"
+        assert not cockpit.form.error or cockpit.buttons.buttons[LAUNCH].disabled
         return
     values = leaves(cockpit.params.to_dict())
-    for each in cockpit._choices.controls:
+    for each in cockpit.choices.controls:
         value = values[each.name]
         if each.layout.display != "none":
             assert lit(each) == (None if value is None else str(value)), each.name
         idle = bool(cockpit.params.why_idle(each.name)) and not isinstance(each, DataLook)
         assert idle == ("mm-idle" in each._dom_classes) and idle == any(part.disabled for part in each.inputs)
     plan, cost = preview(cockpit.params)
-    drawn = cockpit._figures.value
+    drawn = cockpit.figures.value
     assert size(cost.wire_bytes) in drawn and size(sum(unit.bytes_at_rest for unit in plan.units)) in drawn
     assert size(cost.memory_bytes) in drawn and size(cost.peak_bytes) in drawn
-    top = cost.peak_bytes if cockpit._activations.value else cost.memory_bytes
-    assert f">{size(top)}</text></g>" in cockpit._pictures.value, "the top of the step is marked with its figure"
+    top = cost.peak_bytes if cockpit.activations.value else cost.memory_bytes
+    assert f">{size(top)}</text></g>" in cockpit.pictures.value, "the top of the step is marked with its figure"
 
 
 class Quiet(Cockpit):
@@ -140,9 +140,9 @@ def cockpit(tmp_path_factory):
 @settings(max_examples=SEQUENCES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_after_any_clicks_the_lit_choice_is_drawn_and_would_be_launched(cockpit, clicks):
     first = load(cockpit.form.preset.value)
-    cockpit._choices.data._path.value = ""
+    cockpit.choices.data.path.value = ""
     settle(cockpit)
-    cockpit.form._choose_preset(cockpit.form.preset.value)
+    cockpit.form.choose_preset(cockpit.form.preset.value)
     settle(cockpit)
     assert cockpit.params == first
     for click in clicks:
@@ -157,8 +157,8 @@ def test_after_any_clicks_the_lit_choice_is_drawn_and_would_be_launched(cockpit,
 
     before, starter.launch = starter.launch, launch
     try:
-        if not cockpit._buttons.buttons[LAUNCH].disabled:
-            cockpit._buttons.buttons[LAUNCH].click()
+        if not cockpit.buttons.buttons[LAUNCH].disabled:
+            cockpit.buttons.buttons[LAUNCH].click()
             settle(cockpit)
     finally:
         starter.launch = before
@@ -167,7 +167,7 @@ def test_after_any_clicks_the_lit_choice_is_drawn_and_would_be_launched(cockpit,
         for section in ("model", "data", "train", "fsdp"):
             assert written[section] == asked[section]
     else:
-        assert cockpit._say.value, "nothing is launched without a reason"
+        assert cockpit.message.value, "nothing is launched without a reason"
 
 
 # A choice without effect
@@ -196,7 +196,7 @@ def test_a_choice_is_without_effect_where_every_value_of_it_gives_one_plan(base,
 
 
 def test_a_choice_that_is_set_aside_comes_back_with_what_it_needs(cockpit):
-    cockpit.form._choose_preset(cockpit.form.preset.value)
+    cockpit.form.choose_preset(cockpit.form.preset.value)
     for policy in ("KEEP", "AUTO"):
         press("fsdp.frozen_policy", policy, cockpit)
         settle(cockpit)
@@ -215,40 +215,40 @@ def test_a_choice_that_is_set_aside_comes_back_with_what_it_needs(cockpit):
 
 
 def test_auto_without_a_budget_proposes_one_between_those_that_it_can_use(cockpit):
-    cockpit.form._aside.clear()
-    cockpit.form._choose_preset(cockpit.form.preset.value)
+    cockpit.form.aside.clear()
+    cockpit.form.choose_preset(cockpit.form.preset.value)
     press("fsdp.frozen_policy", "AUTO", cockpit)
     settle(cockpit)
-    least, most = cockpit._budgets.least_and_most
+    least, most = cockpit.budgets.least_and_most
     assert least < cockpit.params.fsdp.memory_budget_gib * 2**30 < most
     sent = []
     for place in (0, BUDGET_STEPS // 2, BUDGET_STEPS):
         slide("fsdp.memory_budget_gib", place, cockpit)
         settle(cockpit)
-        assert cockpit._planner.failure is None, "each place of the slider has a plan"
-        sent.append(cockpit._planner.planned.cost.wire_bytes)
+        assert cockpit.planner.failure is None, "each place of the slider has a plan"
+        sent.append(cockpit.planner.planned.cost.wire_bytes)
     assert sent == sorted(sent, reverse=True) and sent[0] > sent[-1]
 
 
 def test_a_wrong_path_that_is_cleared_leaves_nothing_behind(cockpit):
-    cockpit.form._choose_preset(cockpit.form.preset.value)
-    data = cockpit._choices.data
+    cockpit.form.choose_preset(cockpit.form.preset.value)
+    data = cockpit.choices.data
     write("data.path", NOWHERE, cockpit)
     settle(cockpit)
-    assert "mm-error" in data.wait() and cockpit._buttons.buttons[LAUNCH].disabled
+    assert "mm-error" in data.wait() and cockpit.buttons.buttons[LAUNCH].disabled
     write("train.steps", "30", cockpit)
-    assert cockpit._buttons.buttons[LAUNCH].disabled, "another choice does not make the path right"
+    assert cockpit.buttons.buttons[LAUNCH].disabled, "another choice does not make the path right"
     write("data.path", "", cockpit)
     settle(cockpit)
-    assert "mm-error" not in data.wait() and cockpit._say.value == ""
+    assert "mm-error" not in data.wait() and cockpit.message.value == ""
     assert cockpit.params.train.steps == 30 and cockpit.params.data.path is None
 
 
 def test_the_scale_of_the_step_stays_while_something_is_pinned(cockpit):
     def scale_and_most():
-        return cockpit._top_bytes, cockpit._planner.planned.cost.memory_bytes
+        return cockpit.top_bytes, cockpit.planner.planned.cost.memory_bytes
 
-    cockpit.form._choose_preset(cockpit.form.preset.value)
+    cockpit.form.choose_preset(cockpit.form.preset.value)
     press("fsdp.frozen_policy", "REPLICATE", cockpit)
     settle(cockpit)
     cockpit.pin()
@@ -257,4 +257,4 @@ def test_the_scale_of_the_step_stays_while_something_is_pinned(cockpit):
     settle(cockpit)
     assert scale_and_most()[0] == scale and scale_and_most()[1] < most
     cockpit.pin(False)
-    assert cockpit._top_bytes == scale
+    assert cockpit.top_bytes == scale

@@ -91,12 +91,12 @@ def test_a_panel_names_the_rank_that_failed_and_its_buttons_work(start):
         lambda: not processes_of(run.record, run.path), seconds=240
     )  # nor does rank 0 live on, which would not listen to TERM
     assert "<b>first</b> FAILED, step " in texts(panel)[0] and "left" not in texts(panel)[0]
-    told = panel._banner.value
+    told = panel.banner.value
     assert "rank 1: RuntimeError: the cause" in told and "What to do: " in told
     told = "".join(text for text in texts(panel) if "<pre" not in text)  # tracebacks and log apart
     assert told.count("the cause") == 1 and "rank 1</b> failed first" in told
     assert "in fail" in shown(panel) and "mm-rank-failed" in shown(panel)
-    buttons, said = panel.actions.buttons, lambda: panel.actions._note.value
+    buttons, said = panel.actions.buttons, lambda: panel.actions.note.value
     assert {name for name, button in buttons.items() if button.disabled} == {"Cancel", "Preempt"}
     buttons["Report"].click()
     until(lambda: "written" in said())
@@ -104,7 +104,7 @@ def test_a_panel_names_the_rank_that_failed_and_its_buttons_work(start):
     run.resume()
     again = RunPanel(run.path)
     again.actions.buttons["Cancel"].click()  # it may have failed again by then: either is said
-    until(lambda: "cancelled: " in again.actions._note.value)
+    until(lambda: "cancelled: " in again.actions.note.value)
     assert again.wait(240).done
 
 
@@ -136,10 +136,10 @@ def test_the_log_is_filtered_and_searched_and_bounded():
     view.draw()
     assert len(lines_of(view)) == 3
     for tool, value, left in (
-        (view._rank, 0, ["0 │ all is well"]),
-        (view._rank, -1, 3),
-        (view._search, "ERROR: NO", ["1 │ ValueError: no"]),
-        (view._search, "", 3),
+        (view.rank, 0, ["0 │ all is well"]),
+        (view.rank, -1, 3),
+        (view.search, "ERROR: NO", ["1 │ ValueError: no"]),
+        (view.search, "", 3),
     ):
         tool.value = value
         assert (len(lines_of(view)) if isinstance(left, int) else lines_of(view)) == left
@@ -178,8 +178,8 @@ def test_ranks_that_are_quiet_or_failed_stand_out(folder):
 def test_a_page_that_does_not_answer_is_updated_rarely_until_it_answers():
     viewer = ViewerPresence()
     assert viewer.watching
-    viewer._answered_at -= 2 * ABSENT_AFTER_S
+    viewer.answered_at -= 2 * ABSENT_AFTER_S
     assert not viewer.watching and not viewer.returned.is_set()
     viewer.ask()
-    viewer._answer.value = viewer._question.value  # the browser does this
+    viewer.answer.value = viewer.question.value  # the browser does this
     assert viewer.watching and viewer.returned.is_set()

@@ -37,14 +37,14 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def shell(folder):
     (folder / "of_the_notebook.py").write_text(OF_THE_NOTEBOOK)
-    ranks_magic._stop()  # one that another test started knows nothing of this path
+    ranks_magic.stop_servers()  # one that another test started knows nothing of this path
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MMFSDP_COURSE", str(folder / "made"))
         patch.syspath_prepend(folder)
         shell = InteractiveShell()
         shell.run_line_magic("load_ext", "mmfsdp.kit.widgets.ranks_cell.ranks_magic")
         yield shell
-    ranks_magic._stop()
+    ranks_magic.stop_servers()
 
 
 def texts_of(folder, name):

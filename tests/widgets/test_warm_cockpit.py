@@ -23,7 +23,7 @@ def test_a_cockpit_launches_from_the_process_that_imports_while_one_chooses(tmp_
     cockpit.launch()
     assert str(cockpit.wait()) == "COMPLETED, step 4 of 4"
     assert "a fork of the warm process" in cockpit.run.logs(0)
-    process = warm._started[path]
+    process = warm.started_here[path]
     cockpit.close()
     process.stdin.close()
     process.wait(60)

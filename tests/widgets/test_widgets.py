@@ -45,13 +45,13 @@ def test_the_form_offers_the_profiles_of_the_class_and_takes_any_other(tmp_path,
     monkeypatch.setenv("MMFSDP_CLUSTERS", str(tmp_path))
     changes = []
     row = FieldRow("launch.cluster", RunParams(), changed=lambda: changes.append(row.value))
-    assert row._input.options[0] == "course" and "single_node_8gpu" in row._input.options
-    row._input.value = "course"
-    row._input.value = "/shared/other.yaml"
-    row._input.value = ""
+    assert row.input.options[0] == "course" and "single_node_8gpu" in row.input.options
+    row.input.value = "course"
+    row.input.value = "/shared/other.yaml"
+    row.input.value = ""
     assert changes == ["course", "/shared/other.yaml", None]
     monkeypatch.setenv("MMFSDP_CLUSTERS", str(tmp_path / "none"))
-    assert FieldRow("launch.cluster", RunParams(), changed=lambda: None)._input.options == ()
+    assert FieldRow("launch.cluster", RunParams(), changed=lambda: None).input.options == ()
 
 
 @pytest.mark.parametrize("preset", ["tiny", "llava_7b"])
@@ -165,13 +165,13 @@ def test_a_mistake_in_these_fields_is_named_beside_the_field(small, name, typed,
 
 
 def test_every_parameter_is_found_by_its_name_or_its_words(small):
-    small._search.value = "accumulation"
-    assert small._sheet.layout.display == "none"
-    names = [row.name for row in small._found.children[1:]]
+    small.search.value = "accumulation"
+    assert small.sheet.layout.display == "none"
+    names = [row.name for row in small.found.children[1:]]
     assert "train.accumulation" in names and len(names) < 10
-    small._search.value = "fsdp.reshard"
-    small._search.value = ""
-    assert small._sheet.layout.display is None and small._found.layout.display == "none"
+    small.search.value = "fsdp.reshard"
+    small.search.value = ""
+    assert small.sheet.layout.display is None and small.found.layout.display == "none"
     assert all(f'<code class="mm-name">{name}</code>' in said(small, name) for name in names)
 
 

@@ -257,7 +257,7 @@ def measure(
     # It warns of in-place operations on a unit's output: nothing here does any.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     if device.type == "cuda":
-        return _one_by_one(names, make, batch, rounds, device, report)
+        return one_by_one(names, make, batch, rounds, device, report)
     return _in_turn(names, make, batch, rounds, device, report)
 
 
@@ -280,7 +280,7 @@ def _in_turn(
     return rows
 
 
-def _one_by_one(
+def one_by_one(
     names: Sequence[str], make: Make, batch: Batch, rounds: int, device: torch.device, report: Report
 ) -> list[dict[str, Any]]:
     """Measure one method after the other, each with the GPU's memory for itself."""

@@ -27,14 +27,14 @@ from .parser import COMMANDS, EXAMPLES, build_parser
 
 INTERRUPTED = 128 + signal.SIGINT
 """The exit status after Ctrl-C, as a shell has it."""
-_interrupts: list[int] = []
+interrupts: list[int] = []
 """The signals of Ctrl-C that came. A module that one left half imported fails later, with an error that does not name
 the cause."""
 
 
 def note_interrupt(number: int, frame: Any) -> None:
     """Handle SIGINT as Python does, and note that it came."""
-    _interrupts.append(number)
+    interrupts.append(number)
     signal.default_int_handler(number, frame)
 
 
@@ -100,7 +100,7 @@ def _interrupted(words: str) -> Mistake:
 
 def _mistake(command: str, error: Exception) -> Mistake:
     """Tell of an error on stderr, in a line if it is a person's to correct, and return it."""
-    if _interrupts:  # an import that it ended halfway fails with an error of a library
+    if interrupts:  # an import that it ended halfway fails with an error of a library
         return _interrupted("")
     message = without_controls(error_words(error))
     reason = Reason(message, kind_of(error))

@@ -11,12 +11,12 @@ The whole story of a preempted Slurm job, in order:
 5. **Exit code.** After PREEMPT_SIGNAL a rank leaves the file logs/ranks.preempted and exits with 0 (`run_rank` in
    rank.py): with any other code srun would kill the ranks that are still ending. Started by torchrun itself, it exits
    with EXIT_REQUEUE.
-6. **Requeue.** The batch script finds that file and calls `scontrol requeue` (`_after_ranks` in slurm.py). After
+6. **Requeue.** The batch script finds that file and calls `scontrol requeue` (`after_ranks` in slurm.py). After
    SIGTERM Slurm requeues the job itself, as the option `requeue` allows (`sbatch_options` in site.py).
 7. Slurm starts the same job again, and the ranks resume from the newest complete checkpoint.
 
 A local run is preempted by the same signal; its supervisor starts the ranks again (supervisor.py).
-To change what a Slurm job does then, change `_after_ranks` of slurm.py and `sbatch_options` of site.py; the signal and
+To change what a Slurm job does then, change `after_ranks` of slurm.py and `sbatch_options` of site.py; the signal and
 the flag are in this file.
 """
 

@@ -46,17 +46,17 @@ class Sampler:
         """The time of the newest question (time.monotonic)."""
         self._ask, self._path, self._every_s = ask, path, every_s
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="GPU sampler", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="GPU sampler", daemon=True)
 
     def start(self) -> None:
         """Begin to ask."""
-        self._thread.start()
+        self.thread.start()
 
     def close(self) -> None:
         """End. A driver that does not answer is not waited for."""
         self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=1.0)
+        if self.thread.is_alive():
+            self.thread.join(timeout=1.0)
 
     def _run(self) -> None:
         try:
@@ -77,21 +77,21 @@ class GpuFigures(Callback):
 
     def __init__(self, uuid: str | None, *, sampler: Sampler | None = None, path: Path | None = None) -> None:
         """sampler: of this rank, where it has one; else path is that of the file that another rank's writes."""
-        self._uuid, self._sampler, self._path = uuid, sampler, path
+        self._uuid, self.sampler, self._path = uuid, sampler, path
         self._figures: dict[str, float] = {}
         self._next_look = 0.0  # time.monotonic
 
     def on_train_begin(self) -> None:
         """Begin to sample."""
-        if self._sampler is not None:
-            self._sampler.start()
+        if self.sampler is not None:
+            self.sampler.start()
 
     def after_step(self, step: int) -> dict[str, Any]:
         """Return the newest figures."""
         now = time.monotonic()
-        if self._sampler is not None:
-            is_fresh = now - self._sampler.asked_at < FRESH_S
-            return dict(self._sampler.sample.get(self._uuid or "", {})) if is_fresh else {}
+        if self.sampler is not None:
+            is_fresh = now - self.sampler.asked_at < FRESH_S
+            return dict(self.sampler.sample.get(self._uuid or "", {})) if is_fresh else {}
         if now >= self._next_look and self._path and self._uuid:
             self._next_look = now + SAMPLE_S
             self._figures = read_figures(self._path, self._uuid)
@@ -99,8 +99,8 @@ class GpuFigures(Callback):
 
     def close(self) -> None:
         """End the sampler of this rank."""
-        if self._sampler is not None:
-            self._sampler.close()
+        if self.sampler is not None:
+            self.sampler.close()
 
 
 def read_figures(path: Path, uuid: str) -> dict[str, float]:

@@ -267,7 +267,7 @@ def kept_with_cache(params: RunParams) -> tuple[nn.Module, SampleProcessor | Non
     """Return what `kept_model` does, and what was recorded of the model."""
     key = _model_key(params)
     with _building:  # transformers' lazy modules break when two threads import them
-        return _kept_model(key)
+        return kept_by_key(key)
 
 
 def _model_key(params: RunParams) -> str:
@@ -281,7 +281,8 @@ def _model_key(params: RunParams) -> str:
 
 
 @lru_cache(2)
-def _kept_model(key: str) -> tuple[nn.Module, SampleProcessor | None, PlanCache]:
+def kept_by_key(key: str) -> tuple[nn.Module, SampleProcessor | None, PlanCache]:
+    """Return the model, the processor and the cache of recordings for a key of `_model_key`; the two newest are kept."""
     values, *_ = json.loads(key)
     return *frozen_model(ModelParams.from_dict(values)), PlanCache()
 

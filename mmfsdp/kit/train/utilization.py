@@ -32,17 +32,17 @@ class Utilization(Callback):
     def __init__(self, work: BatchWork, peak: float) -> None:
         """peak: FLOPs per second of this rank's card."""
         self.work, self.peak = work, peak
-        self._steps: dict[int, dict[str, float]] = {}
+        self.steps_to_come: dict[int, dict[str, float]] = {}
         """FLOPs of the steps whose rows are still to come, by step: on a GPU a row comes after the next step began."""
 
     def around_step(self, step: int, micro_batches: list[StepBatch]) -> AbstractContextManager[None]:
         """Count the FLOPs of a step, before it begins: by the sizes of its batches alone."""
-        self._steps[step] = self.flops(micro_batches)
+        self.steps_to_come[step] = self.flops(micro_batches)
         return nullcontext()
 
     def on_step_end(self, row: dict[str, Any]) -> None:
         """Add the shares to the row."""
-        for key, flops in self._steps.pop(row["step"], {}).items():
+        for key, flops in self.steps_to_come.pop(row["step"], {}).items():
             row[key] = flops / row["step_s"] / self.peak
 
     def flops(self, micro_batches: Sequence[StepBatch]) -> dict[str, float]:

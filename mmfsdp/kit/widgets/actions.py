@@ -28,8 +28,8 @@ class Actions(Worker, w.VBox):
             button = w.Button(description=label, icon=icon, tooltip=TIPS[label])
             button.on_click(lambda button: self._start(button.description))
             self.buttons[label] = button
-        self._note = w.HTML()
-        super().__init__([w.HBox(list(self.buttons.values())), self._note])
+        self.note = w.HTML()
+        super().__init__([w.HBox(list(self.buttons.values())), self.note])
 
     def update(self, state: RunState) -> None:
         """Enable what can be done in this state."""
@@ -39,7 +39,7 @@ class Actions(Worker, w.VBox):
 
     def say(self, message: str, *, error: bool = False) -> None:
         """Show a message below the buttons."""
-        self._note.value = note(message, "error" if error else "quiet", role="status")
+        self.note.value = note(message, "error" if error else "quiet", role="status")
 
     def show_error(self, name: str, error: Exception) -> None:
         """Say what kept a button from doing what it says."""

@@ -55,31 +55,31 @@ class Captioner(Worker, CellWidget):
         self.model: Any = None
         self.processor: Any = None
         self.checkpoint = ""
-        self._samples: dict[str, Sample] = {}
+        self.samples: dict[str, Sample] = {}
         self._picture_range: tuple[float, ...] = ()
-        self._answer: Answer | None = None
+        self.answer: Answer | None = None
         self._looked: dict[int, Any] = {}
         wide = w.Layout(width="20em")
-        self._pick = w.Dropdown(description="picture", layout=wide)
-        self._upload = w.FileUpload(accept="image/*", description="a picture of yours", layout=w.Layout(width="14em"))
-        self._prompt = w.Text(description="prompt", layout=wide, continuous_update=False)
-        self._layer = w.Dropdown(description="light", layout=w.Layout(width="25em"))
-        self._token = w.ToggleButtons()
-        self._token.style.button_width = "auto"
-        self._note, self._seen, self._said = w.HTML(), w.HTML(), w.HTML()
-        self.error_line = self._note
+        self.pick = w.Dropdown(description="picture", layout=wide)
+        self.upload = w.FileUpload(accept="image/*", description="a picture of yours", layout=w.Layout(width="14em"))
+        self.prompt = w.Text(description="prompt", layout=wide, continuous_update=False)
+        self.layer = w.Dropdown(description="light", layout=w.Layout(width="25em"))
+        self.token = w.ToggleButtons()
+        self.token.style.button_width = "auto"
+        self.note, self.seen, self.said = w.HTML(), w.HTML(), w.HTML()
+        self.error_line = self.note
         hint = w.HTML(note("with the picture; click a word to see where it comes from"))
-        self._looks = w.VBox([hint, self._token], layout=w.Layout(display="none"))
-        tools = w.VBox([self._pick, self._upload, self._prompt, self._layer, self._looks, self._said])
+        self._looks = w.VBox([hint, self.token], layout=w.Layout(display="none"))
+        tools = w.VBox([self.pick, self.upload, self.prompt, self.layer, self._looks, self.said])
         tools.layout.flex = "1 1 26em"
-        top = w.HBox([self._seen, tools], layout=w.Layout(flex_flow="row wrap", grid_gap="12px"))
-        super().__init__([w.HTML(STYLE, layout=w.Layout(display="none")), self._note, top])
+        top = w.HBox([self.seen, tools], layout=w.Layout(flex_flow="row wrap", grid_gap="12px"))
+        super().__init__([w.HTML(STYLE, layout=w.Layout(display="none")), self.note, top])
         self.replace_older()
-        self._pick.observe(lambda _: self._picked(), "value")
-        self._prompt.observe(lambda _: self._ask_later(), "value")
-        self._upload.observe(lambda _: self._uploaded(), "value")
-        self._layer.observe(lambda _: self._draw_later(), "value")
-        self._token.observe(lambda _: self._draw_later(), "value")
+        self.pick.observe(lambda _: self._picked(), "value")
+        self.prompt.observe(lambda _: self._ask_later(), "value")
+        self.upload.observe(lambda _: self._uploaded(), "value")
+        self.layer.observe(lambda _: self._draw_later(), "value")
+        self.token.observe(lambda _: self._draw_later(), "value")
         self.work("load", self._load_once)
 
     def wait(self) -> Captioner:
@@ -121,22 +121,22 @@ class Captioner(Worker, CellWidget):
             for split, samples in new_samples(params, self.processor, EACH):
                 if not isinstance(samples[0], Sample):
                     raise ValueError("rows of an own reader are captioned by `mmfsdp caption`, and not here")
-                self._samples |= {f"{words[split]} {i + 1}": sample for i, sample in enumerate(samples)}
+                self.samples |= {f"{words[split]} {i + 1}": sample for i, sample in enumerate(samples)}
         layers = [(f"what layer {i} attends to", i) for i in looking_layers(self.model)]
         is_small = sum(p.numel() for p in self.model.parameters()) <= MAX_COVERED
-        self._layer.options = [("what the word needs to see", COVERING), *layers]
-        self._layer.index = 0 if is_small else len(layers)
-        self._pick.options = list(self._samples)
-        self._pick.index = 0
+        self.layer.options = [("what the word needs to see", COVERING), *layers]
+        self.layer.index = 0 if is_small else len(layers)
+        self.pick.options = list(self.samples)
+        self.pick.index = 0
 
     def _uploaded(self) -> None:
         """Take the picture that somebody has chosen on their machine."""
-        if not self._upload.value or not self._samples:
+        if not self.upload.value or not self.samples:
             return
         from ..data.batch import Sample
         from ..data.pictures import CorruptRecord, open_picture
 
-        file, self._upload.value = self._upload.value[-1], ()
+        file, self.upload.value = self.upload.value[-1], ()
         name = Path(str(file["name"])).name[:60] or "upload"
         try:
             if len(file["content"]) > LARGEST:
@@ -145,19 +145,19 @@ class Captioner(Worker, CellWidget):
         except CorruptRecord as error:
             self._say(str(error), bad=True)
             return
-        like = next(iter(self._samples.values()))
+        like = next(iter(self.samples.values()))
         given = f"yours: {name}"
         asked = Sample.of(like.prompt, "?")
         pictures = (picture,) * len(like.images)
-        self._samples[given] = replace(
+        self.samples[given] = replace(
             like, messages=asked.messages, verbatim=asked.verbatim, images=pictures, name=name
         )
-        self._pick.options = list(self._samples)
-        self._pick.value = given
+        self.pick.options = list(self.samples)
+        self.pick.value = given
 
     def _picked(self) -> None:
-        if self._pick.value is not None:
-            self._prompt.value = self._samples[self._pick.value].prompt
+        if self.pick.value is not None:
+            self.prompt.value = self.samples[self.pick.value].prompt
             self._ask_later()
 
     def _ask_later(self) -> None:
@@ -169,7 +169,7 @@ class Captioner(Worker, CellWidget):
 
         self._load_once()
         self._say("asking…")
-        sample = self._samples[self._pick.value].with_prompt(self._prompt.value)
+        sample = self.samples[self.pick.value].with_prompt(self.prompt.value)
         if not self.processor.takes(sample):
             raise ValueError("prompt: needs one <image> for each picture, where the picture stands")
         with_picture = answer(self.model, self.processor, sample)
@@ -177,14 +177,14 @@ class Captioner(Worker, CellWidget):
 
     def _show_answers(self, asked: tuple[Sample, Answer, Answer]) -> None:
         sample, seen, blank = asked
-        self._answer, self._looked = seen, {}
+        self.answer, self._looked = seen, {}
         truth = "" if sample.text == "?" else f'<p class="mm-quiet">truth: {escape(sample.text)}</p>'
         with_picture = "" if seen.tokens else f"<div>with the picture{_tokens(seen)}</div>"
-        self._said.value = f"{with_picture}{truth}<div>without it (blanked){_tokens(blank)}</div>"
-        self._token.options = [(f"{piece} {chance:.0%}", i) for i, (piece, chance, _) in enumerate(seen.tokens)]
-        self._token.tooltips = [others for _, _, others in seen.tokens]
-        self._token.index = 0 if seen.tokens else None
-        for part in (self._looks, self._layer):  # an answer of text alone has no words to click
+        self.said.value = f"{with_picture}{truth}<div>without it (blanked){_tokens(blank)}</div>"
+        self.token.options = [(f"{piece} {chance:.0%}", i) for i, (piece, chance, _) in enumerate(seen.tokens)]
+        self.token.tooltips = [others for _, _, others in seen.tokens]
+        self.token.index = 0 if seen.tokens else None
+        for part in (self._looks, self.layer):  # an answer of text alone has no words to click
             part.layout.display = None if seen.tokens else "none"
         self._draw_later()
 
@@ -193,45 +193,45 @@ class Captioner(Worker, CellWidget):
 
     def _draw(self) -> None:
         """Show the picture as the model sees it; where a layer looks for a word, it stays light."""
-        if self._answer is None:
+        if self.answer is None:
             return
         import numpy as np
         import torch
 
-        if not self._answer.media:  # of an own model, whose inputs may be anything
-            shown = np.asarray(self._samples[self._pick.value].images[0].convert("RGB"))
-            self._seen.value = f'<div class="mm-seen"><img alt="the picture asked about" src="{_png(shown)}"></div>'
+        if not self.answer.media:  # of an own model, whose inputs may be anything
+            shown = np.asarray(self.samples[self.pick.value].images[0].convert("RGB"))
+            self.seen.value = f'<div class="mm-seen"><img alt="the picture asked about" src="{_png(shown)}"></div>'
             return
-        pixels = self._answer.media["vision"][0, 0, 0].cpu()
+        pixels = self.answer.media["vision"][0, 0, 0].cpu()
         mean, std = (torch.tensor(x)[:, None, None] for x in (self.processor.mean, self.processor.std))
         picture = ((pixels * std + mean).clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy()
         shade, words = "", "where it looks cannot be shown"
-        if self._token.value is not None:
-            shade, words = self._map(self._token.value)
+        if self.token.value is not None:
+            shade, words = self._map(self.token.value)
         told = f'<div class="mm-quiet">{words}</div>'
         image = f'<img alt="the picture asked about" src="{_png(picture)}">'
-        self._seen.value = f'<div class="mm-seen">{image}{shade}</div>{told}'
+        self.seen.value = f'<div class="mm-seen">{image}{shade}</div>{told}'
 
     def _map(self, token: int) -> tuple[str, str]:
         """Return a shade over the picture for a word of the answer, as HTML, and what stays light, in words."""
-        assert self._answer is not None
-        if self._layer.value == COVERING:
+        assert self.answer is not None
+        if self.layer.value == COVERING:
             losses = self._look(COVERING)[token].clamp(min=0)
             most = float(losses.max())
             if most < MIN_LOSS:
                 return "", f"covering any one place costs this word at most {most:.1%} of probability"
             told = f"light: the word is up to {most:.0%} less likely with this place covered"
             return _shade(losses.flatten().tolist()), told
-        place = self._answer.ids.shape[1] - len(self._answer.tokens) + token - 1  # the query that made the word
-        shade = _shade(self._look(self._layer.value)[0, place, 0].tolist())
-        return shade, f"light: {self._layer.label}; what it attends to need not be what the word depends on"
+        place = self.answer.ids.shape[1] - len(self.answer.tokens) + token - 1  # the query that made the word
+        shade = _shade(self._look(self.layer.value)[0, place, 0].tolist())
+        return shade, f"light: {self.layer.label}; what it attends to need not be what the word depends on"
 
     def _look(self, layer: int) -> Any:
         """Return the attention of a layer, (1, L, T, P), or what covering costs each word; once for each answer."""
         from ..models.attention_view import picture_attention
         from ..train.answers import losses_by_covering
 
-        answer = self._answer
+        answer = self.answer
         assert answer is not None
         if layer not in self._looked and layer == COVERING:
             self._say("covering the picture, place by place…")
@@ -241,7 +241,7 @@ class Captioner(Worker, CellWidget):
         return self._looked[layer]
 
     def _say(self, words: str, *, bad: bool = False) -> None:
-        self._note.value = note(words, "error" if bad else "quiet", role="status")
+        self.note.value = note(words, "error" if bad else "quiet", role="status")
 
 
 def _tokens(answer: Answer) -> str:

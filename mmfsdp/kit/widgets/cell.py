@@ -106,32 +106,32 @@ class ViewerPresence:
     """
 
     def __init__(self) -> None:
-        self._question, self._answer = w.IntText(), w.IntText()
-        self._link = w.jsdlink((self._question, "value"), (self._answer, "value"))
-        self._answer.observe(lambda _: self._answered(), "value")
-        receive_while_busy(self._answer)
-        self._answered_at = time.monotonic()
+        self.question, self.answer = w.IntText(), w.IntText()
+        self._link = w.jsdlink((self.question, "value"), (self.answer, "value"))
+        self.answer.observe(lambda _: self._answered(), "value")
+        receive_while_busy(self.answer)
+        self.answered_at = time.monotonic()
         self.returned = threading.Event()
         """Set when an answer comes after an absence."""
 
     @property
     def watching(self) -> bool:
         """True if the page answered recently."""
-        return time.monotonic() - self._answered_at < ABSENT_AFTER_S
+        return time.monotonic() - self.answered_at < ABSENT_AFTER_S
 
     def ask(self) -> None:
         """Send a question; the page answers by itself."""
-        self._question.value += 1
+        self.question.value += 1
 
     def close(self) -> None:
         """Remove the hidden widgets."""
-        for part in (self._link, self._question, self._answer):
+        for part in (self._link, self.question, self.answer):
             close_all(part)
 
     def _answered(self) -> None:
         if not self.watching:
             self.returned.set()
-        self._answered_at = time.monotonic()
+        self.answered_at = time.monotonic()
 
 
 def receive_while_busy(widget: w.Widget) -> None:

@@ -30,8 +30,8 @@ class CheckButton(Worker, w.VBox):
         self._found: list[tuple[str, Line]] = []
         self.button = w.Button(icon="stethoscope", tooltip=TIP, layout=w.Layout(width="auto", align_self="flex-start"))
         self.button.on_click(lambda _: self.press())
-        self._result = w.HTML()
-        super().__init__([self.button, self._result])
+        self.result = w.HTML()
+        super().__init__([self.button, self.result])
         self.add_class("mm-check")
         self.update()
 
@@ -54,7 +54,7 @@ class CheckButton(Worker, w.VBox):
 
     def show_error(self, name: str, error: Exception) -> None:
         """Show what ended the check, below the lines so far."""
-        self._result.value = self._table() + error_note(error)
+        self.result.value = self._table() + error_note(error)
 
     def busy_changed(self) -> None:
         """Say on the button what a press does now."""
@@ -74,7 +74,7 @@ class CheckButton(Worker, w.VBox):
         return self._stopped.is_set() or not self.is_wanted
 
     def _show_result(self, html: str) -> None:
-        self._result.value = html
+        self.result.value = html
 
     def _show(self, place: str, line: Line) -> None:
         """Show one more line."""
@@ -83,7 +83,7 @@ class CheckButton(Worker, w.VBox):
 
     def _draw(self, words: str) -> None:
         """Show the lines that are there, and what the check does now."""
-        self._result.value = self._table() + note(f"{words}…", role="status")
+        self.result.value = self._table() + note(f"{words}…", role="status")
         self.update()
 
     def _table(self) -> str:

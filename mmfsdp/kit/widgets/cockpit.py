@@ -57,25 +57,25 @@ class Cockpit(CellWidget):
         self.form = RunForm(str(preset_or_run), folded=True, **changes)
         self._pinned: PlannedRun | None = None
         self._drawing = threading.RLock()
-        self._panel: RunPanel | None = None
-        self._planner = Planner(self.form, show=self._draw)
-        self._budgets = BudgetRange(self.form, show=self._show_budgets)
-        self._top_bytes = 0  # of the step that is drawn: pictures that follow keep its scale
-        self._starter = Starter(self.form, show=self._show_run)
-        self._choices = Choices(self.form, machine=machine, redraw=self._draw)
+        self.panel: RunPanel | None = None
+        self.planner = Planner(self.form, show=self._draw)
+        self.budgets = BudgetRange(self.form, show=self._show_budgets)
+        self.top_bytes = 0  # of the step that is drawn: pictures that follow keep its scale
+        self.starter = Starter(self.form, show=self._show_run)
+        self.choices = Choices(self.form, machine=machine, redraw=self._draw)
         self._shown: Run | None = None  # the run of the panel
-        self._buttons = LaunchButtons(self.form, self._starter, state=self._run_state)
+        self.buttons = LaunchButtons(self.form, self.starter, state=self._run_state)
         self._make_parts()
-        super().__init__([self._top, self._say, self._drawers, self._main, self._below])
+        super().__init__([self._top, self.message, self._drawers, self._main, self._below])
         self.add_class("mm-cockpit")
-        self.form.observe(lambda _: self._starter.forget(), "params")
+        self.form.observe(lambda _: self.starter.forget(), "params")
         self.form.observe(lambda _: self._chosen(), ["params", "error", "allowed"])
         folder = Path(preset_or_run).expanduser()
         if is_run(folder):
-            self._starter.run = Run.open(folder)
+            self.starter.run = Run.open(folder)
             self._show_run()
         else:
-            self._starter.find(self.params)
+            self.starter.find(self.params)
         self.replace_older()
         self._chosen()
 
@@ -89,13 +89,13 @@ class Cockpit(CellWidget):
     @property
     def plan(self) -> WrapPlan:
         """The plan of the present choices; waits for it. Raises what keeps it from being made."""
-        self._budgets.wait_for_work()
-        return self._planner.wait().plan
+        self.budgets.wait_for_work()
+        return self.planner.wait().plan
 
     @property
     def run(self) -> Run | None:
         """The newest run; None before there is one."""
-        return self._starter.run
+        return self.starter.run
 
     def choose(self, **values: Any) -> None:
         """Change choices by their dotted names, as a person does: `choose(**{"fsdp.frozen_policy": "KEEP"})`.
@@ -104,13 +104,13 @@ class Cockpit(CellWidget):
         """
         for name, value in values.items():
             self.form.choose(name, value)
-        if self.form.error and not self._budgets.busy:
+        if self.form.error and not self.budgets.busy:
             raise self.form.error
 
     def pin(self, pinned: bool = True) -> None:
         """Keep the present plan beside those that follow, or let go of it. Waits for the plan."""
-        self._pinned = self._planner.wait() if pinned else None
-        self._pin.value = pinned
+        self._pinned = self.planner.wait() if pinned else None
+        self.pin_toggle.value = pinned
         self._draw()
 
     def launch(self) -> None:
@@ -118,54 +118,58 @@ class Cockpit(CellWidget):
 
         One with the same choices that goes on, or has ended well, is shown instead.
         """
-        self._buttons.launch()
+        self.buttons.launch()
 
     def wait(self) -> RunState:
         """Wait until the newest run is over. Raises the error that kept it from starting.
 
         Interrupting the cell ends the waiting, not the run.
         """
-        self._starter.wait()
-        assert self._panel is not None
-        return self._panel.wait()
+        self.starter.wait()
+        assert self.panel is not None
+        return self.panel.wait()
 
     def close(self) -> None:
         """Remove it; runs go on."""
-        self._planner.end_work()
-        self._budgets.end_work()
-        self._starter.end_work()
-        close_all(self._buttons.of_run)  # no panel may have them yet
+        self.planner.end_work()
+        self.budgets.end_work()
+        self.starter.end_work()
+        close_all(self.buttons.of_run)  # no panel may have them yet
         super().close()
 
     # Parts
 
     def _make_parts(self) -> None:
         self._summary = w.HTML()
-        self._all = w.ToggleButton(description="All choices", icon="sliders", tooltip="Every parameter, with a search")
-        self._sharing = w.ToggleButton(description="YAML, command", icon="share-alt", tooltip="The same run elsewhere")
-        self._pin = w.ToggleButton(description="Pin", icon="thumb-tack", tooltip="Compare what follows with this plan")
-        self._pin.observe(lambda change: self._pressed_pin(change.new), "value")
-        self._listing = w.ToggleButton(description="Runs", icon="list", tooltip="Open, compare and delete runs")
-        for toggle in (self._all, self._sharing, self._listing):
-            toggle.observe(lambda _: self._show_drawers(), "value")
-        toggles = (self._all, self._sharing, self._listing, self._pin)
-        self._top = w.HBox([self.form.preset, self._summary, *toggles, self._buttons])
-        self._top.add_class("mm-cockpit-top")
-        self._say = w.HTML()
-        self._share = Share()
-        self._runs = RunList(
-            folder=lambda: runs_folder(self.params.launch), show=self._starter.open, deleted=self._run_deleted
+        self.all_choices = w.ToggleButton(
+            description="All choices", icon="sliders", tooltip="Every parameter, with a search"
         )
-        self._drawers = w.VBox([self.form, self._share, self._runs])
-        self._figures, self._pictures, self._details = w.HTML(), w.HTML(), w.HTML()
-        self._stale = w.HTML()
-        self._stale.add_class("mm-stale-words")
-        self._figures.add_class("mm-cockpit-figures")
-        self._activations = w.Checkbox(False, description="activations", indent=False)
-        self._activations.observe(lambda _: self._draw(), "value")
-        self._right = w.VBox([self._stale, self._figures, self._activations, self._pictures, self._details])
-        self._right.add_class("mm-cockpit-right")
-        self._main = w.Box([self._choices, self._right])
+        self._sharing = w.ToggleButton(description="YAML, command", icon="share-alt", tooltip="The same run elsewhere")
+        self.pin_toggle = w.ToggleButton(
+            description="Pin", icon="thumb-tack", tooltip="Compare what follows with this plan"
+        )
+        self.pin_toggle.observe(lambda change: self._pressed_pin(change.new), "value")
+        self.listing = w.ToggleButton(description="Runs", icon="list", tooltip="Open, compare and delete runs")
+        for toggle in (self.all_choices, self._sharing, self.listing):
+            toggle.observe(lambda _: self._show_drawers(), "value")
+        toggles = (self.all_choices, self._sharing, self.listing, self.pin_toggle)
+        self._top = w.HBox([self.form.preset, self._summary, *toggles, self.buttons])
+        self._top.add_class("mm-cockpit-top")
+        self.message = w.HTML()
+        self._share = Share()
+        self.run_list = RunList(
+            folder=lambda: runs_folder(self.params.launch), show=self.starter.open, deleted=self._run_deleted
+        )
+        self._drawers = w.VBox([self.form, self._share, self.run_list])
+        self.figures, self.pictures, self._details = w.HTML(), w.HTML(), w.HTML()
+        self.stale = w.HTML()
+        self.stale.add_class("mm-stale-words")
+        self.figures.add_class("mm-cockpit-figures")
+        self.activations = w.Checkbox(False, description="activations", indent=False)
+        self.activations.observe(lambda _: self._draw(), "value")
+        self.right = w.VBox([self.stale, self.figures, self.activations, self.pictures, self._details])
+        self.right.add_class("mm-cockpit-right")
+        self._main = w.Box([self.choices, self.right])
         self._main.add_class("mm-cockpit-main")
         self._check = CheckButton(self.form)
         self._no_run = w.HTML()
@@ -173,29 +177,29 @@ class Cockpit(CellWidget):
         self._show_drawers()
 
     def _show_drawers(self) -> None:
-        if self._all.value:
+        if self.all_choices.value:
             self.form.unfold()
-        self.form.layout.display = None if self._all.value else "none"
+        self.form.layout.display = None if self.all_choices.value else "none"
         self._share.layout.display = None if self._sharing.value else "none"
         if self._sharing.value:
             self._share.show(self.form.preset.value, self.params)
-        if self._listing.value and self._runs.layout.display:
-            self._runs.refresh()
-        self._runs.layout.display = None if self._listing.value else "none"
+        if self.listing.value and self.run_list.layout.display:
+            self.run_list.refresh()
+        self.run_list.layout.display = None if self.listing.value else "none"
 
     # What changes
 
     def _chosen(self) -> None:
         """Show the choices, and plan them."""
-        self._choices.show()
-        self._buttons.update()
+        self.choices.show()
+        self.buttons.update()
         self._check.update()
         if self._sharing.value:
             self._share.show(self.form.preset.value, self.params)
         if self.form.error is None:
-            self._planner.request(self.params)
+            self.planner.request(self.params)
         if self._wants_budget() or self.params.fsdp.frozen_policy is FrozenPolicy.AUTO:
-            self._budgets.request(self.params)
+            self.budgets.request(self.params)
             self._show_budgets()
         else:
             self._draw()
@@ -203,72 +207,72 @@ class Cockpit(CellWidget):
     def _wants_budget(self) -> bool:
         """Return True if AUTO was chosen, and no budget."""
         error = self.form.error
-        is_missing = error is not None and error.field == self._choices.budget.name
+        is_missing = error is not None and error.field == self.choices.budget.name
         return is_missing and self.params.fsdp.frozen_policy is not FrozenPolicy.AUTO
 
     def _show_budgets(self) -> None:
         """Show what a budget lies between; where AUTO has none yet, take the one in the middle."""
-        least_and_most = self._budgets.least_and_most
-        self._choices.budget.show_range(least_and_most, self.params)
+        least_and_most = self.budgets.least_and_most
+        self.choices.budget.show_range(least_and_most, self.params)
         if least_and_most and self._wants_budget():
-            self.form.choose(self._choices.budget.name, gib_for(sum(least_and_most) / 2))
+            self.form.choose(self.choices.budget.name, gib_for(sum(least_and_most) / 2))
         self._draw()
 
     def _show_mistake(self) -> None:
         """Say beside the button what keeps a run from being launched, unless it is said below its input, too."""
         error: Exception | None = self.form.error
-        if error and (isinstance(error, NotYet) or self._budgets.busy):
+        if error and (isinstance(error, NotYet) or self.budgets.busy):
             error = None  # no mistake: it is being worked on
         elif self._wants_budget():
-            error = self._budgets.failure or error
-        error = error or self._planner.failure or self._starter.failure
+            error = self.budgets.failure or error
+        error = error or self.planner.failure or self.starter.failure
         html = error_note(error) if error else ""
-        if self._starter.words and not error:
-            html = note(self._starter.words, role="status")
-        self._say.value = html
-        self._say.layout.display = None if html else "none"
+        if self.starter.words and not error:
+            html = note(self.starter.words, role="status")
+        self.message.value = html
+        self.message.layout.display = None if html else "none"
 
     def _pressed_pin(self, pressed: bool) -> None:
         """Pin what is shown; the button does not wait for a plan that is being made."""
-        self._pinned = self._planner.planned if pressed else None
+        self._pinned = self.planner.planned if pressed else None
         self._draw()
 
     def _draw(self) -> None:
         """Draw figures and pictures of the newest plan, and what differs from a pinned one. Any thread may call it."""
         with self._drawing:
             self._show_mistake()
-            self._buttons.update()
-            planned = self._planner.planned
-            reason = why_not_chosen(self.form, self._planner, self._budgets)
-            self._stale.value = note(reason, role="status") if reason else ""
-            (self._right.add_class if reason else self._right.remove_class)("mm-stale")
+            self.buttons.update()
+            planned = self.planner.planned
+            reason = why_not_chosen(self.form, self.planner, self.budgets)
+            self.stale.value = note(reason, role="status") if reason else ""
+            (self.right.add_class if reason else self.right.remove_class)("mm-stale")
             if planned is None:
-                self._figures.value = ""
+                self.figures.value = ""
             else:
                 self._draw_plan(planned, self._pinned)
-            if planned is not None and not (reason or planned.counting or self._planner.busy):
+            if planned is not None and not (reason or planned.counting or self.planner.busy):
                 warm_up(self.params)  # while the person still chooses
 
     def _draw_plan(self, planned: PlannedRun, pinned: PlannedRun | None) -> None:
         plan = planned.plan
         figures = plan_figures(plan, planned.cost, pinned=(pinned.plan, pinned.cost) if pinned else None)
-        self._figures.value = figures_html([_short(figure) for figure in figures])
+        self.figures.value = figures_html([_short(figure) for figure in figures])
         trainable, numel = sum(unit.trainable_numel for unit in plan.units), sum(unit.numel for unit in plan.units)
         words = f'{count(trainable)} of {count(numel)} <span class="mm-roomy">parameters </span>train'
         if planned.counting:
             words = "counting activations…"
         self._summary.value = f'<span role="status">{words}</span>'
-        self._pictures.value = plan_pictures(
+        self.pictures.value = plan_pictures(
             plan,
             planned.timeline,
             pinned=pinned.timeline if pinned else None,
-            activations=self._activations.value,
+            activations=self.activations.value,
             width=PICTURE_WIDTH,
             missing=planned.missing,
             scale_to=self._scale(planned, pinned),
         )
-        self._details.value = _details(planned, pinned, self._choices.machine.value)
-        self._choices.show_fit(planned)
+        self._details.value = _details(planned, pinned, self.choices.machine.value)
+        self.choices.show_fit(planned)
 
     def _scale(self, planned: PlannedRun, pinned: PlannedRun | None) -> int:
         """Return the bytes that have room in the picture of a step: as many as before, so that its scale stays.
@@ -277,48 +281,48 @@ class Cockpit(CellWidget):
         """
         if planned.timeline is None:
             return 0
-        needed = most_drawn(planned.timeline, activations=self._activations.value)
-        if needed > self._top_bytes or (pinned is None and needed < MIN_SHARE_OF_SCALE * self._top_bytes):
-            self._top_bytes = needed
-        return self._top_bytes
+        needed = most_drawn(planned.timeline, activations=self.activations.value)
+        if needed > self.top_bytes or (pinned is None and needed < MIN_SHARE_OF_SCALE * self.top_bytes):
+            self.top_bytes = needed
+        return self.top_bytes
 
     def _show_run(self) -> None:
         """Show the newest run, once it is started."""
-        run = self._starter.run
+        run = self.starter.run
         if run is not None and run is not self._shown:
-            older, self._shown = self._panel, run
-            panel = self._panel = RunPanel(run.path)
+            older, self._shown = self.panel, run
+            panel = self.panel = RunPanel(run.path)
             panel.actions.buttons["Cancel"].layout.display = "none"  # Stop stands beside it
-            panel.top.children = [panel.top.children[0], self._buttons.of_run, panel.actions]
-            panel.observe(lambda _: self._buttons.update(), "status")
+            panel.top.children = [panel.top.children[0], self.buttons.of_run, panel.actions]
+            panel.observe(lambda _: self.buttons.update(), "status")
             self._below.children = [panel, self._check]
             self._close_panel(older)
-            if self._listing.value:
-                self._runs.refresh()
+            if self.listing.value:
+                self.run_list.refresh()
         words = "No run yet: Launch starts the ranks, here on this machine."
-        if self._starter.is_under_way("find"):
+        if self.starter.is_under_way("find"):
             words = f"looking for a run named {self.params.launch.name} with these choices…"
         self._no_run.value = note(words, role="status")
         self._show_mistake()
-        self._buttons.update()
+        self.buttons.update()
 
     def _close_panel(self, panel: RunPanel | None) -> None:
         """Remove a panel, without the buttons that the next one has."""
         if panel is not None:
-            panel.top.children = [child for child in panel.top.children if child is not self._buttons.of_run]
+            panel.top.children = [child for child in panel.top.children if child is not self.buttons.of_run]
             panel.close()
 
     def _run_deleted(self, path: Path) -> None:
         """Show no run where the one that is shown has been deleted."""
         if self._shown is not None and self._shown.path == path:
-            panel, self._panel, self._shown, self._starter.run = self._panel, None, None, None
+            panel, self.panel, self._shown, self.starter.run = self.panel, None, None, None
             self._below.children = [self._no_run, self._check]
             self._close_panel(panel)
             self._show_run()
 
     def _run_state(self) -> RunState | None:
         """Return the state of the run that is shown."""
-        return self._panel.state if self._panel else None
+        return self.panel.state if self.panel else None
 
 
 SHORT_LABELS = {

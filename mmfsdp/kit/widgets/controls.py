@@ -25,8 +25,8 @@ class Control(w.VBox):
         self.name = name
         self._choose, self._filling = choose, False
         self._idle = ""
-        self._words = w.HTML()
-        super().__init__([*children, self._words])
+        self.words = w.HTML()
+        super().__init__([*children, self.words])
         self.add_class("mm-control")
 
     def show(self, params: RunParams) -> None:
@@ -56,10 +56,10 @@ class Control(w.VBox):
     def mark(self, error: str) -> None:
         """Show a mistake below the input; without one why it has no effect, or what the value means."""
         if error:
-            self._words.value = note(error, "error", role="alert")
+            self.words.value = note(error, "error", role="alert")
         else:
-            self._words.value = note(self._idle) if self._idle else self.about()
-        self._words.layout.display = None if self._words.value else "none"
+            self.words.value = note(self._idle) if self._idle else self.about()
+        self.words.layout.display = None if self.words.value else "none"
 
     def about(self) -> str:
         """Return what the value means, as HTML."""
@@ -88,31 +88,31 @@ class Buttons(Control):
 
         with_meaning: show what the pressed one means, and the label above the buttons.
         """
-        self._unset = unset
+        self.unset = unset
         if unset:
             values = {unset: f"the format in which weights were loaded: {name} is not set"} | values
         self._meanings = values if with_meaning else {}
-        self._buttons = w.ToggleButtons(options=list(values), tooltips=list(values.values()))
-        self._buttons.style.button_width = "auto"
-        super().__init__(name, [w.HTML(f'<span class="mm-quiet" title="{name}">{label}</span>'), self._buttons], choose)
+        self.toggles = w.ToggleButtons(options=list(values), tooltips=list(values.values()))
+        self.toggles.style.button_width = "auto"
+        super().__init__(name, [w.HTML(f'<span class="mm-quiet" title="{name}">{label}</span>'), self.toggles], choose)
         self.add_class("mm-buttons")
         if not with_meaning:
             self.add_class("mm-aside")
-        self._buttons.observe(lambda change: self.typed(None if change.new == self._unset else change.new), "value")
+        self.toggles.observe(lambda change: self.typed(None if change.new == self.unset else change.new), "value")
 
     def fill(self, value: Any, params: RunParams) -> None:
         """Press the button of a value."""
-        word = self._unset if value is None else str(value)
-        self._buttons.value = word if word in self._buttons.options else None
+        word = self.unset if value is None else str(value)
+        self.toggles.value = word if word in self.toggles.options else None
 
     @property
     def inputs(self) -> list[Any]:
         """The buttons."""
-        return [self._buttons]
+        return [self.toggles]
 
     def about(self) -> str:
         """Return the meaning of the pressed button."""
-        words = self._meanings.get(str(self._buttons.value), "")
+        words = self._meanings.get(str(self.toggles.value), "")
         return note(words.replace("`", "")) if words else ""
 
 
@@ -122,36 +122,36 @@ class PowerSlider(Control):
     def __init__(self, name: str, label: str, choose: Choose, *, highest: int):
         """highest: exponent of the slider's end; larger numbers can be typed."""
         self._highest = highest
-        self._slider = w.IntSlider(
+        self.slider = w.IntSlider(
             min=0, max=highest, description=label, readout=False, continuous_update=False, tooltip=name
         )
-        self._number = w.Text(continuous_update=False, tooltip=name)
-        row = w.HBox([self._slider, self._number])
+        self.number = w.Text(continuous_update=False, tooltip=name)
+        row = w.HBox([self.slider, self.number])
         row.add_class("mm-power")
         super().__init__(name, [row], choose)
-        self._number.add_class("mm-short")
-        self._slider.observe(lambda change: self.typed(2**change.new), "value")
-        self._number.observe(lambda change: self.typed(change.new), "value")
+        self.number.add_class("mm-short")
+        self.slider.observe(lambda change: self.typed(2**change.new), "value")
+        self.number.observe(lambda change: self.typed(change.new), "value")
 
     def fill(self, value: Any, params: RunParams) -> None:
         """Move the slider to the nearest power of two, and write the number."""
-        self._number.value = "" if value is None else str(value)
-        self._number.placeholder = "unset"
-        self._slider.value = min(self._highest, round(math.log2(value))) if value else 0
+        self.number.value = "" if value is None else str(value)
+        self.number.placeholder = "unset"
+        self.slider.value = min(self._highest, round(math.log2(value))) if value else 0
 
 
 class Number(Control):
     """A number that is typed."""
 
     def __init__(self, name: str, label: str, choose: Choose):
-        self._number = w.Text(description=label, continuous_update=False, tooltip=name)
-        super().__init__(name, [self._number], choose)
+        self.number = w.Text(description=label, continuous_update=False, tooltip=name)
+        super().__init__(name, [self.number], choose)
         self.add_class("mm-number")
-        self._number.observe(lambda change: self.typed(change.new), "value")
+        self.number.observe(lambda change: self.typed(change.new), "value")
 
     def fill(self, value: Any, params: RunParams) -> None:
         """Write the number."""
-        self._number.value = "" if value is None else str(value)
+        self.number.value = "" if value is None else str(value)
 
 
 class Budget(Control):
@@ -159,21 +159,21 @@ class Budget(Control):
 
     def __init__(self, name: str, label: str, choose: Choose):
         self._range: tuple[int, int] | None = None
-        self._slider = w.IntSlider(
+        self.slider = w.IntSlider(
             min=0, max=BUDGET_STEPS, description=label, readout=False, continuous_update=False, tooltip=name
         )
-        self._number = w.Text(continuous_update=False, tooltip=f"{name}, in GiB")
-        row = w.HBox([self._slider, self._number])
+        self.number = w.Text(continuous_update=False, tooltip=f"{name}, in GiB")
+        row = w.HBox([self.slider, self.number])
         row.add_class("mm-power")
         super().__init__(name, [row], choose)
-        self._number.add_class("mm-short")
-        self._slider.observe(lambda change: self._moved(change.new), "value")
-        self._number.observe(lambda change: self.typed(change.new or None), "value")
+        self.number.add_class("mm-short")
+        self.slider.observe(lambda change: self._moved(change.new), "value")
+        self.number.observe(lambda change: self.typed(change.new or None), "value")
 
     @property
     def inputs(self) -> list[Any]:
         """The slider and the number."""
-        return [self._slider, self._number]
+        return [self.slider, self.number]
 
     def show_range(self, least_and_most: tuple[int, int] | None, params: RunParams) -> None:
         """Put the slider between these bytes; None while they are not known."""
@@ -182,21 +182,21 @@ class Budget(Control):
 
     def fill(self, value: Any, params: RunParams) -> None:
         """Move the slider as near as it comes, and write the number."""
-        self._number.value = "" if value is None else str(value)
-        self._number.placeholder = "GiB"
+        self.number.value = "" if value is None else str(value)
+        self.number.placeholder = "GiB"
         if self._range and value is not None:
             least, most = self._range
             share = (value * 2**30 - least) / max(1, most - least)
-            self._slider.value = min(BUDGET_STEPS, max(0, round(BUDGET_STEPS * share)))
+            self.slider.value = min(BUDGET_STEPS, max(0, round(BUDGET_STEPS * share)))
 
     def about(self) -> str:
         """Return the budget in bytes, and what it lies between."""
         if not self._range:
-            return note(LOOKING_FOR_BUDGETS, role="status") if self._number.value else ""
+            return note(LOOKING_FOR_BUDGETS, role="status") if self.number.value else ""
         least, most = self._range
         words = f"SHARD needs {size(least)}, REPLICATE {size(most)}"
-        if self._number.value:
-            words = f"{size(float(self._number.value) * 2**30)} for each rank; {words}"
+        if self.number.value:
+            words = f"{size(float(self.number.value) * 2**30)} for each rank; {words}"
         return note(words)
 
     def _moved(self, place: int) -> None:

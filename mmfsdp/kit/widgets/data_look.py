@@ -44,17 +44,17 @@ class DataLook(Worker, Control):
         take: called with the parameters of the data that were found, by their dotted names. refuse: called with the
         reason why what stands in the field is not what would be trained on, and with None once it is.
         """
-        self._path = w.Text(description="your data", placeholder="folder, file or org/name", continuous_update=False)
-        self._path.tooltip = "data.path"
+        self.path = w.Text(description="your data", placeholder="folder, file or org/name", continuous_update=False)
+        self.path.tooltip = "data.path"
         self._look = self.error_line = w.HTML()
         self._take, self._refuse = take, refuse
         self._shown: Any = None  # the data that are looked at
-        super().__init__("data.path", [self._path, self._look], lambda name, value: self._typed(value))
-        self._path.observe(lambda change: self.typed(change.new), "value")
+        super().__init__("data.path", [self.path, self._look], lambda name, value: self._typed(value))
+        self.path.observe(lambda change: self.typed(change.new), "value")
 
     def fill(self, value: Any, params: RunParams) -> None:
         """Show the path of these parameters, and look at their data if they are others than before."""
-        self._path.value = value or ""
+        self.path.value = value or ""
         if params.data == self._shown:
             return
         self._shown = params.data
@@ -70,7 +70,7 @@ class DataLook(Worker, Control):
     def wait(self) -> str:
         """Wait until what was typed is looked at, and return the HTML that is shown."""
         self.wait_for_work()
-        return self._words.value + self._look.value
+        return self.words.value + self._look.value
 
     def _typed(self, path: str) -> None:
         self._shown = None  # what is below the field is of this path now

@@ -95,15 +95,15 @@ class FieldRow(w.HBox):
         self.help = " ".join((info.description or "").split())
         self._filling = False
         self._disabled_reason = self._not_now = ""
-        self._input = self._make_input()
+        self.input = self._make_input()
         label = re.sub("_(gib|s|min)$", r" (\1)", last).replace("gib", "GiB")
-        self._input.description, self._input.tooltip = label.replace("_", " "), self.help
-        self._input.style.description_width = "12.5em"
-        self._words = w.HTML()
-        super().__init__([self._input, self._words])
+        self.input.description, self.input.tooltip = label.replace("_", " "), self.help
+        self.input.style.description_width = "12.5em"
+        self.words = w.HTML()
+        super().__init__([self.input, self.words])
         self.add_class("mm-row")
         self.show(params)
-        self._input.observe(lambda _: None if self._filling else changed(), "value")
+        self.input.observe(lambda _: None if self._filling else changed(), "value")
 
     def _make_input(self) -> Any:
         choices: list[str] = []
@@ -129,7 +129,7 @@ class FieldRow(w.HBox):
     @property
     def value(self) -> Any:
         """The plain value of the input."""
-        return self._parse(self._input.value)
+        return self._parse(self.input.value)
 
     def _parse(self, typed: Any) -> Any:
         if self.optional and typed in ("", UNSET):
@@ -147,23 +147,23 @@ class FieldRow(w.HBox):
         self._disabled_reason = params.why_idle(self.name)
         typed = self.as_typed(plain(attrgetter(self.name)(params)))
         self._not_now = ""  # choices that these parameters do not allow, with the reason
-        for choice in getattr(self._input, "options", ()):
+        for choice in getattr(self.input, "options", ()):
             reason = params.why_unavailable(self.name, self._parse(choice))[0]
             if reason and choice != typed:
                 self._not_now += note(f"{choice} not now: {reason}.")
         self._filling = True
-        self._input.value = typed
+        self.input.value = typed
         self._filling = False
         self.mark("")
 
     def is_edited(self, params: RunParams) -> bool:
         """Return whether the input shows another value than these parameters have."""
-        return bool(self._input.value != self.as_typed(plain(attrgetter(self.name)(params))))
+        return bool(self.input.value != self.as_typed(plain(attrgetter(self.name)(params))))
 
     def as_typed(self, value: Any) -> Any:
         """Return a plain value as a person would type or choose it."""
         if value is None:
-            return UNSET if isinstance(self._input, w.Dropdown) else ""
+            return UNSET if isinstance(self.input, w.Dropdown) else ""
         if isinstance(value, bool):
             return str(value).lower()
         if self.is_own_code:
@@ -174,15 +174,15 @@ class FieldRow(w.HBox):
             if not value or isinstance(value, str):
                 return value or ""
             return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=None).strip()
-        return value if isinstance(self._input, w.FloatText) else str(value)
+        return value if isinstance(self.input, w.FloatText) else str(value)
 
     def choose(self, value: Any) -> None:
         """Type or choose a plain value."""
-        self._input.value = self.as_typed(value)
+        self.input.value = self.as_typed(value)
 
     def is_found_by(self, search: str) -> bool:
         """Return True if the name, the label or the help holds this text."""
-        return search.casefold() in f"{self.name} {self._input.description} {self.help}".casefold()
+        return search.casefold() in f"{self.name} {self.input.description} {self.help}".casefold()
 
     def mark(self, error: str) -> None:
         """Show an error next to the field; without one why it has no effect, or what its value means."""
@@ -192,11 +192,11 @@ class FieldRow(w.HBox):
             html = note(f"Not now: it {self._disabled_reason}.")
         else:
             words = re.split(r"(?<=\.) (?=[A-Z])", self.help)[0]  # the first sentence
-            if self.choices and self._input.value in list(self.choices):
-                words = getattr(self.choices(self._input.value), "description", "") or words
+            if self.choices and self.input.value in list(self.choices):
+                words = getattr(self.choices(self.input.value), "description", "") or words
             if self.choices and self.is_own_code:  # a field to type into does not show what else there is
-                others = [str(choice.value) for choice in self.choices if choice.value != self._input.value]
+                others = [str(choice.value) for choice in self.choices if choice.value != self.input.value]
                 words += f" Others: {', '.join([*others, 'your own, as my_module:name'])}."
             html = note(words.replace("`", "")) + self._not_now
-        self._input.disabled = bool(self._disabled_reason) and not error
-        self._words.value = f'<code class="mm-name">{self.name}</code>{html}'
+        self.input.disabled = bool(self._disabled_reason) and not error
+        self.words.value = f'<code class="mm-name">{self.name}</code>{html}'

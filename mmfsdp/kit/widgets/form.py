@@ -68,7 +68,7 @@ class RunForm(CellWidget):
         params_file = Path(preset).expanduser() / "params.yaml"  # of a run's folder
         config = str(params_file) if params_file.is_file() else preset
         self._changes = changes
-        self._aside: dict[str, Any] = {}  # choices that have no effect now, by name
+        self.aside: dict[str, Any] = {}  # choices that have no effect now, by name
         self._held: ParamError | None = None
         params = self._begin_with(config)
         self.rows: dict[str, FieldRow] = {}
@@ -78,15 +78,15 @@ class RunForm(CellWidget):
         wide = w.Layout(width="27em")
         preset_input = w.Dropdown(options=names, value=config, description="preset", layout=wide)
         preset_input.style.description_width = "12.5em"
-        preset_input.observe(lambda change: self._choose_preset(change.new), "value")
+        preset_input.observe(lambda change: self.choose_preset(change.new), "value")
         self.preset = preset_input
         self._note = w.HTML()
-        self._search = w.Text(placeholder="search all parameters", tooltip="Show the parameters with this text")
-        self._search.observe(lambda change: self._find(change.new), "value")
-        self._found = w.VBox(layout=w.Layout(display="none"))
+        self.search = w.Text(placeholder="search all parameters", tooltip="Show the parameters with this text")
+        self.search.observe(lambda change: self._find(change.new), "value")
+        self.found = w.VBox(layout=w.Layout(display="none"))
         self._in_sight = w.VBox()
-        self._sheet = w.VBox([self._in_sight, self._panes, w.HTML(note(FROM_HERE))])
-        parts = [w.HBox([preset_input, self._search]), self._note, self._found, self._sheet]
+        self.sheet = w.VBox([self._in_sight, self._panes, w.HTML(note(FROM_HERE))])
+        parts = [w.HBox([preset_input, self.search]), self._note, self.found, self.sheet]
         super().__init__(parts, params=params)
         if not folded:
             self.unfold()
@@ -219,16 +219,16 @@ class RunForm(CellWidget):
             names = [*MAIN, *(name for pane in self._folded for name in pane)]
             rows = [self.row(name) for name in names if self.row(name).is_found_by(search)]
         words = f"{len(rows)} parameters with {search!r}" if search else ""
-        self._found.children = [w.HTML(note(words, role="status")), *rows]
-        self._found.layout.display = None if search else "none"
-        self._sheet.layout.display = "none" if search else None
+        self.found.children = [w.HTML(note(words, role="status")), *rows]
+        self.found.layout.display = None if search else "none"
+        self.sheet.layout.display = "none" if search else None
 
     # Edits
 
     def _choose_preset(self, name: str) -> None:
         """Fill the form from a preset, or again from the file that it was made from."""
         try:
-            self._aside, self._held = {}, None
+            self.aside, self._held = {}, None
             self.show(self._begin_with(name))
         except (OSError, ValueError) as error:
             self._note.value = note(error, "error", role="alert")
@@ -250,11 +250,11 @@ class RunForm(CellWidget):
         A choice of sharding that they refuse, and with which it would have no effect, is set aside until it has one
         again: KEEP while the backend is DDP, a budget while AUTO is not chosen.
         """
-        aside = {name: value for name, value in self._aside.items() if name not in values}
+        aside = {name: value for name, value in self.aside.items() if name not in values}
         for names in ([*aside], *([name] for name in aside)):
             with suppress(ParamError):
                 params = self.params.change(**{name: aside[name] for name in names}, **values)
-                self._aside = {name: value for name, value in aside.items() if name not in names}
+                self.aside = {name: value for name, value in aside.items() if name not in names}
                 return params
         choices = leaves(self.params.to_dict())
         while True:
@@ -267,9 +267,9 @@ class RunForm(CellWidget):
                 refused = error
                 values, aside = values | {name: default_of(name)}, aside | {name: choices[name]}
                 continue
-            if any(name not in self._aside and not params.why_idle(name) for name in aside):
+            if any(name not in self.aside and not params.why_idle(name) for name in aside):
                 raise refused
-            self._aside = aside
+            self.aside = aside
             return params
 
     def _begin_with(self, config: str) -> RunParams:

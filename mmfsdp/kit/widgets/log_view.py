@@ -59,10 +59,10 @@ class LogView(w.VBox):
         self._lock = threading.Lock()
         rank_options = [("all ranks", -1), *((f"rank {rank}", rank) for rank in range(ranks))]
         narrow = w.Layout(width="6.5em", flex="1 1 6.5em", min_width="0", margin="0")
-        self._rank = w.Dropdown(options=rank_options, tooltip="Show lines of this rank", layout=narrow)
+        self.rank = w.Dropdown(options=rank_options, tooltip="Show lines of this rank", layout=narrow)
         self._level = w.Dropdown(options=LEVELS, tooltip="Show lines of this level", layout=narrow)
-        self._search = w.Text(placeholder="search", tooltip="Show lines with this text", layout=narrow)
-        controls: list[w.Widget] = [self._rank, self._level, self._search]
+        self.search = w.Text(placeholder="search", tooltip="Show lines with this text", layout=narrow)
+        controls: list[w.Widget] = [self.rank, self._level, self.search]
         for control in controls:
             control.observe(lambda _: self.draw(refiltered=True), "value")
         self.follow = w.Checkbox(True, description="Follow", indent=False, layout=w.Layout(width="auto"))
@@ -110,7 +110,7 @@ class LogView(w.VBox):
 
     def _rows(self, lines: Sequence[LogLine]) -> list[str]:
         """Return the lines that the filters let through as escaped HTML, the newest first, as many as are shown."""
-        rank, level, search = self._rank.value, self._level.value, self._search.value.casefold()
+        rank, level, search = self.rank.value, self._level.value, self.search.value.casefold()
         rows: list[str] = []
         characters = 0
         for line in reversed(lines):

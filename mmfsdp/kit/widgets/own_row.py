@@ -28,7 +28,7 @@ class OwnRow(Worker, FieldRow):
         )
         self.button.on_click(lambda _: self.try_now())
         self.found = self.error_line = w.HTML()
-        self.children = [self._input, self._words, self.button, self.found]
+        self.children = [self.input, self.words, self.button, self.found]
         self.show(params)
 
     def show(self, params: RunParams) -> None:
@@ -38,7 +38,7 @@ class OwnRow(Worker, FieldRow):
         if hasattr(self, "button"):
             self.button.disabled = self.name not in [name for name, _ in own_fields(params)]
             self.button.layout.display = "none" if self.button.disabled and self.choices else None
-            if self._input.value != getattr(self, "_tried", ""):
+            if self.input.value != getattr(self, "_tried", ""):
                 self.drop("try")
                 self.found.value = ""
 
@@ -46,7 +46,7 @@ class OwnRow(Worker, FieldRow):
         """Press the button: run the own code of the last valid choices, in a thread."""
         if not self.busy:
             params = self._params
-            self._tried = self._input.value
+            self._tried = self.input.value
             self.found.value = note("trying…", role="status")
             self._allow(params)
             self.work("try", lambda: self._try(params), show=self._show_found)

@@ -62,7 +62,7 @@ class RunPanel(Worker, CellWidget):
         self._viewer = ViewerPresence()
         self._details_due = 0.0  # monotonic time of the next drawing of ranks and facts
         self._troubles: list[Trouble] = []
-        self._head, self._parts, self._banner = w.HTML(), w.HTML(), w.HTML()
+        self.head, self._parts, self.banner = w.HTML(), w.HTML(), w.HTML()
         self._rank_grid, self._tracebacks, self._facts = w.HTML(), w.HTML(), w.HTML()
         self.charts = Charts(self.run.path, total=record.steps if record else None, height=86, compact=True)
         self.actions, self.logs = Actions(self.run), LogView(self._ranks)
@@ -70,9 +70,9 @@ class RunPanel(Worker, CellWidget):
         facts.add_class("mm-run-facts")
         strip = w.Box([facts, self.charts, self.logs])
         strip.add_class("mm-strip")
-        self.top = w.Box([self._head, self.actions])
+        self.top = w.Box([self.head, self.actions])
         self.top.add_class("mm-run-head")
-        super().__init__([self.top, self._banner, strip, self._tracebacks])
+        super().__init__([self.top, self.banner, strip, self._tracebacks])
         self.add_class("mm-run")
         self.replace_older()
         self.work("watch", self._watch)
@@ -131,7 +131,7 @@ class RunPanel(Worker, CellWidget):
         html += "</span>"
         if state.status is not Status.PREPARING:  # which has a bar of its own
             html += f'<progress aria-label="steps done" value="{state.step}" max="{max(1, state.steps)}"></progress>'
-        self._head.value = html
+        self.head.value = html
         self.actions.update(state)
         self.logs.draw()
         self.status = str(state.status)
@@ -141,7 +141,7 @@ class RunPanel(Worker, CellWidget):
         """Draw what is wrong, the rank grid, the tracebacks of failed ranks, what was predicted, and the events."""
         ranks = read_ranks(look, self._ranks, self.state)
         found = self._troubles = troubles(look, self.state, ranks=ranks)
-        self._banner.value = banner(found)
+        self.banner.value = banner(found)
         self._parts.value = parts_line(part_of(look, self.state, ranks=ranks))
         self._rank_grid.value = rank_grid(ranks, found)
         self._tracebacks.value = tracebacks(ranks, found)

@@ -32,7 +32,7 @@ class RunList(Worker, w.VBox):
     def __init__(self, *, folder: Callable[[], Path], show: Callable[[Run], None], deleted: Callable[[Path], None]):
         """folder: returns the folder of the runs. show: called to open a run. deleted: called with what is gone."""
         self._folder, self._show, self._deleted = folder, show, deleted
-        self._head, self._said = w.HTML(), w.HTML()
+        self.head, self._said = w.HTML(), w.HTML()
         self.error_line = self._said
         self.runs = w.SelectMultiple(rows=MAX_ROWS, layout=w.Layout(width="100%"))
         self.runs.observe(lambda _: self._chosen(), "value")
@@ -43,14 +43,14 @@ class RunList(Worker, w.VBox):
             self.buttons[name] = button
         self.buttons[CONFIRM].button_style = "danger"
         self._below = w.VBox()
-        super().__init__([self._head, self.runs, w.HBox(list(self.buttons.values())), self._said, self._below])
+        super().__init__([self.head, self.runs, w.HBox(list(self.buttons.values())), self._said, self._below])
         self.add_class("mm-run-list")
         self._chosen()
 
     def refresh(self) -> None:
         """Read the folder in a thread, and show what is there."""
         folder = self._folder()
-        self._head.value = note(f"looking for runs in {folder}…", role="status")
+        self.head.value = note(f"looking for runs in {folder}…", role="status")
         self.work("list", lambda: _listed(folder), show=lambda found: self._show_list(folder, *found))
 
     def press(self, name: str) -> None:
@@ -85,7 +85,7 @@ class RunList(Worker, w.VBox):
         words = f"{number:,} runs in {folder}. {HINT}" if number else f"no runs in {folder}"
         if number > len(rows):
             words = f"the newest {len(rows)} of {words}"
-        self._head.value = note(words, role="status") + (f'<pre class="mm-log">{head}</pre>' if number else "")
+        self.head.value = note(words, role="status") + (f'<pre class="mm-log">{head}</pre>' if number else "")
         chosen = [path for path in self.runs.value if path in [value for _, value in rows]]
         self.runs.options, self.runs.rows = rows, max(2, min(MAX_ROWS, len(rows)))
         self.runs.value = chosen

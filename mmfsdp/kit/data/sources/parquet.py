@@ -70,7 +70,7 @@ class ParquetRows(RowFile):
         group = int(self.block_of(np.array([i]))[0])
         # With the state of the file: one that was written again has other groups.
         key, nbytes = (self.path, self._state, group), int(self.block_bytes[group])
-        table = _kept_groups.get(key, nbytes, lambda: self._open().read_row_group(group, use_threads=False))
+        table = kept_groups.get(key, nbytes, lambda: self._open().read_row_group(group, use_threads=False))
         first = int(self._ends[group - 1]) if group else 0
         return named_by_id(i, table.slice(i - first, 1).to_pylist()[0])
 
@@ -167,5 +167,5 @@ class GroupCache:
             self._bytes -= oldest
 
 
-_kept_groups = GroupCache(CACHE_BYTES)
+kept_groups = GroupCache(CACHE_BYTES)
 """One for all sources of a process: they share its memory."""

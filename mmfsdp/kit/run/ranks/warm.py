@@ -98,7 +98,7 @@ def warm_up(params: RunParams) -> None:
         start_warm()
 
 
-_started: dict[Path, subprocess.Popen[bytes]] = {}
+started_here: dict[Path, subprocess.Popen[bytes]] = {}
 """The warm processes that this process has started, by their sockets."""
 
 
@@ -108,9 +108,9 @@ def start_warm() -> subprocess.Popen[bytes] | None:
     It ends when this process does. None where runs are never forked, and where nothing was started.
     """
     path = socket_path(dict(os.environ))
-    if path is None or path.exists() or (path in _started and _started[path].poll() is None):
+    if path is None or path.exists() or (path in started_here and started_here[path].poll() is None):
         return None
-    _started[path] = subprocess.Popen(
+    started_here[path] = subprocess.Popen(
         [sys.executable, "-m", WARM, str(path)],
         stdin=subprocess.PIPE,  # whose end tells it that this process is gone
         stdout=subprocess.DEVNULL,
@@ -118,7 +118,7 @@ def start_warm() -> subprocess.Popen[bytes] | None:
         env=os.environ | {ROOM: "x" * ROOM_BYTES},
         start_new_session=True,
     )
-    return _started[path]
+    return started_here[path]
 
 
 def socket_path(environment: dict[str, str]) -> Path | None:

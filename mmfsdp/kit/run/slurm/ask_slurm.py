@@ -25,7 +25,7 @@ SLOWER, CALLS_KEPT = 3, 5
 UNREACHED = ("unable to contact slurm", "socket timed out", "connection refused", "zero bytes were transmitted")
 """Parts of what Slurm's commands say, in lower case, where its controller does not answer them."""
 
-_seconds: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=CALLS_KEPT))
+last_calls_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=CALLS_KEPT))
 """Command -> what its last calls took; of one that did not answer, its limit."""
 
 
@@ -69,7 +69,7 @@ class Answer:
 
 def limit_s(command: str) -> float:
     """Return how many seconds a command may take, by what its last calls took."""
-    longest = max(_seconds[command], default=0.0)
+    longest = max(last_calls_s[command], default=0.0)
     return min(LONGEST_LIMIT_S, max(SHORTEST_LIMIT_S, SLOWER * longest))
 
 
@@ -101,7 +101,7 @@ def ask_slurm(
     except OSError as error:  # this machine can start no process now
         return Answer(None, "", f"{command[0]} cannot be called: {error}")
     finally:
-        _seconds[command[0]].append(time.monotonic() - began)
+        last_calls_s[command[0]].append(time.monotonic() - began)
     return Answer(done.returncode, done.stdout, done.stderr)
 
 

@@ -189,7 +189,7 @@ class NodeKind:
         return self.gpus.get(gpu_type, 0) if gpu_type else sum(self.gpus.values())
 
 
-_kinds: dict[tuple[str, str], list[NodeKind]] = {}
+known_kinds: dict[tuple[str, str], list[NodeKind]] = {}
 """Kinds that `node_kinds` has found, by the variable by which commands find their Slurm, and cluster: a sweep asks
 once."""
 
@@ -197,8 +197,8 @@ once."""
 def node_kinds(cluster: str) -> list[NodeKind]:
     """Return the kinds of nodes of all partitions of a cluster. Empty where Slurm does not answer."""
     slurm = os.environ.get("SLURM_CONF", ""), cluster
-    if slurm in _kinds:
-        return _kinds[slurm]
+    if slurm in known_kinds:
+        return known_kinds[slurm]
     kinds = []
     options = ("--noheader", "--all", "--exact", "--format=%P|%l|%c|%G")
     for line in ask_slurm("sinfo", *options, cluster=cluster).stdout.splitlines():
@@ -209,7 +209,7 @@ def node_kinds(cluster: str) -> list[NodeKind]:
             gpus = {kind or "": int(count) for kind, count in _GPU_GRES.findall(gres)}
             kinds.append(NodeKind(name.removesuffix("*"), name.endswith("*"), minutes(limit), int(cpus), gpus))
     if kinds:
-        _kinds[slurm] = kinds
+        known_kinds[slurm] = kinds
     return kinds
 
 

@@ -102,8 +102,8 @@ def slurm_executor(params: RunParams) -> _Executor:
         "additional_parameters": sbatch_options(launch, gpus),
         "stderr_to_stdout": True,
         "srun_args": srun_options(launch, cpus),
-        "setup": _before_ranks(launch, logs, python, export_lines(launch, gpus, offline=is_offline(params))),
-        "teardown": _after_ranks(logs),
+        "setup": before_ranks(launch, logs, python, export_lines(launch, gpus, offline=is_offline(params))),
+        "teardown": after_ranks(logs),
     }
     options = {name: value for name, value in options.items() if value is not None}
     executor = _Executor(logs, python=python)
@@ -124,7 +124,7 @@ done"""
 be no Python outside of it."""
 
 
-def _before_ranks(launch: LaunchParams, logs: Path, python: str, exports: list[str]) -> list[str]:
+def before_ranks(launch: LaunchParams, logs: Path, python: str, exports: list[str]) -> list[str]:
     """Return the lines of the batch script before srun."""
     exit_code = shlex.quote(str(logs / EXIT_CODE_FILE))
     lines = [
@@ -149,7 +149,7 @@ def _before_ranks(launch: LaunchParams, logs: Path, python: str, exports: list[s
     return [*lines, _FIND_PORT, "export MASTER_PORT", f"begin_line {STARTS_RANKS}"]
 
 
-def _after_ranks(logs: Path) -> list[str]:
+def after_ranks(logs: Path) -> list[str]:
     """Return the lines of the batch script after srun: requeue a preempted job, else leave its exit code.
 
     `exec`: Slurm ends the script's processes one by one. If a `sleep` of the shell's went first, the shell would go on

@@ -154,12 +154,12 @@ class Queue:
         return "", jobs
 
 
-_queues: dict[tuple[int, str], Queue] = {}
+known_queues: dict[tuple[int, str], Queue] = {}
 
 
 def queue_of(user: int, cluster: str = "") -> Queue:
     """Return what this process knows of the jobs of a user, by its number, on a cluster."""
-    return _queues.setdefault((user, cluster), Queue(user, cluster))
+    return known_queues.setdefault((user, cluster), Queue(user, cluster))
 
 
 def find_job(job: str, *, user: int) -> Job:

@@ -62,7 +62,7 @@ OpenTracker = Callable[[Path, RunParams, State], Tracker]
 """(run folder, parameters, state) -> the tracker. It may change the state, which is kept: {} at first."""
 
 
-class _Tracked:
+class Tracked:
     """A run and one tracker: which rows it has, and what it must take again after a resume."""
 
     def __init__(self, folder: Path, kind: TrackerKind) -> None:
@@ -159,13 +159,13 @@ def track(folder: PathLike, kinds: Sequence[TrackerKind]) -> None:
             stack.enter_context(FileLock(folder / "tracked.lock", timeout=0))
         except Timeout:
             raise ParamError("run", f"{folder} is tracked by another process already") from None
-        tracked: dict[Path, list[_Tracked]] = {}
+        tracked: dict[Path, list[Tracked]] = {}
         while True:
             runs = runs_in(folder)
             states = {run: run_state(run) for run in runs}  # before the rows are read: those of a finished run are all
             for run in runs:
                 if run not in tracked:
-                    tracked[run] = [_Tracked(run, kind) for kind in kinds]
+                    tracked[run] = [Tracked(run, kind) for kind in kinds]
                     for each in tracked[run]:
                         stack.callback(each.close)
                 for each in tracked[run]:

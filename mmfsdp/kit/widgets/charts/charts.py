@@ -100,10 +100,10 @@ class Charts(w.VBox):
         self._columns = {name: Columns(path) for name, path in names_of(paths).items()}
         self._lock = threading.Lock()  # the page asks in one thread, a panel draws in another
         self._asked_at: float | None = None  # when a page that gets our answers asked last
-        self._unheard_since: float | None = None  # when we answered a page that has not said since that it got it
-        self._renewals = 0
-        self._timers: list[threading.Timer] = []
-        self._born = time.monotonic()
+        self.unheard_since: float | None = None  # when we answered a page that has not said since that it got it
+        self.renewals = 0
+        self.timers: list[threading.Timer] = []
+        self.born = time.monotonic()
         self.ended = False
         """True once no more rows are to come: the page stops asking."""
         self._spec: dict[str, Any] = {"colors": list(RUN_COLORS), "height": height, "compact": compact}
@@ -126,7 +126,7 @@ class Charts(w.VBox):
         timer = threading.Timer(seconds + 0.1, self.draw)
         timer.daemon = True
         timer.start()
-        self._timers.append(timer)
+        self.timers.append(timer)
 
     @property
     def rows(self) -> int:
@@ -143,15 +143,15 @@ class Charts(w.VBox):
     def draw(self) -> None:
         """Draw pictures if the page does not ask for points; call it after changes, as long as some are to come."""
         with self._lock:  # a timer and a panel may draw at once: one of them renews
-            is_deaf = self._unheard_since is not None and time.monotonic() - self._unheard_since >= UNHEARD_S
+            is_deaf = self.unheard_since is not None and time.monotonic() - self.unheard_since >= UNHEARD_S
             if is_deaf:
-                self._unheard_since = None
+                self.unheard_since = None
         if is_deaf:
             self._renew()
         patience = NO_ANSWER_S if self._asked_at is None else BUSY_S
         if self._asked_at is not None and self.ended:
             return
-        if time.monotonic() - (self._asked_at or self._born) < patience:
+        if time.monotonic() - (self._asked_at or self.born) < patience:
             return
         with self._lock:
             self._read()
@@ -159,7 +159,7 @@ class Charts(w.VBox):
             html = static_charts(self._tables(STATIC_PIXELS), total=spec["total"], predicted=spec["predicted"])
         words = NO_ROOM
         if self._asked_at is None:
-            words = LOADS_AGAIN if self._renewals else INSTALL
+            words = LOADS_AGAIN if self.renewals else INSTALL
         self.pictures.value = html + note(words) if html else ""
         if html:
             self._stage.layout.display = "none"  # where anywidget is missing, a broken icon stands there
@@ -170,11 +170,11 @@ class Charts(w.VBox):
             return
         request = message.get("ask")
         if message.get("heard") or (isinstance(request, dict) and request.get("heard")):
-            self._asked_at, self._unheard_since = time.monotonic(), None
+            self._asked_at, self.unheard_since = time.monotonic(), None
             if self.pictures.value:
                 self.pictures.value, self._stage.layout.display = "", "block"
-        elif isinstance(request, dict) and self._unheard_since is None:
-            self._unheard_since = time.monotonic()
+        elif isinstance(request, dict) and self.unheard_since is None:
+            self.unheard_since = time.monotonic()
             self._draw_after(UNHEARD_S)
         if not isinstance(request, dict):
             return
@@ -193,8 +193,8 @@ class Charts(w.VBox):
 
     def _renew(self) -> None:
         """Replace charts whose page asks but gets no answers."""
-        if self._renewals < MAX_RENEWALS:
-            self._renewals += 1
+        if self.renewals < MAX_RENEWALS:
+            self.renewals += 1
             deaf, self.live = self.live, self._make_live(self.live.spec)
             self._stage.children = [self.live]
             close_all(deaf)
@@ -223,7 +223,7 @@ class Charts(w.VBox):
 
     def close(self) -> None:
         """Remove the charts."""
-        for timer in self._timers:
+        for timer in self.timers:
             timer.cancel()
         close_all(self.live)
         super().close()

@@ -43,14 +43,14 @@ def run_on_ranks(code: str, ranks: int, name: str) -> list[str]:
     for rank in range(ranks):
         (folder / f"{rank}.log").touch()
     try:
-        server = _server()
+        server = server_process()
         assert server.stdin and server.stdout
         server.stdin.write(json.dumps({"folder": str(folder), "ranks": ranks}) + "\n")
         server.stdin.flush()
         if server.stdout.readline() != "done\n":
             raise RuntimeError(f"%%ranks: the process that makes the ranks ended; {folder} has what they said")
     except BaseException:  # the interrupt of a cell, too: it ends the ranks
-        _stop()
+        stop_servers()
         raise
     return [(folder / f"{rank}.log").read_text(errors="replace") for rank in range(ranks)]
 
@@ -58,7 +58,7 @@ def run_on_ranks(code: str, ranks: int, name: str) -> list[str]:
 _servers: list[subprocess.Popen[str]] = []
 
 
-def _server() -> subprocess.Popen[str]:
+def server_process() -> subprocess.Popen[str]:
     """Return the process that makes ranks; it starts with the first cell that needs it, or when the magic is loaded."""
     if not _servers or _servers[0].poll() is not None:
         _servers.clear()
@@ -73,7 +73,8 @@ def _server() -> subprocess.Popen[str]:
     return _servers[0]
 
 
-def _stop() -> None:
+def stop_servers() -> None:
+    """End the process that makes ranks, and its ranks."""
     for server in _servers:
         if server.poll() is None:
             for rank in psutil.Process(server.pid).children():
@@ -118,4 +119,4 @@ def ranks(line: str, cell: str) -> None:
 def load_ipython_extension(shell: Any) -> None:
     """Register `%%ranks` in a shell of IPython: what `%load_ext mmfsdp.kit.widgets.ranks_cell.ranks_magic` calls."""
     shell.register_magic_function(ranks, "cell", "ranks")
-    _server()  # it imports torch while the person reads
+    server_process()  # it imports torch while the person reads
