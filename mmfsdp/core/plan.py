@@ -65,10 +65,10 @@ class Param:
     """A parameter, once, however many names it has."""
 
     name: str
-    """Its first dotted name in the model."""
+    """The first dotted name of the parameter in the model."""
     shape: tuple[int, ...]
     dtype: str
-    """At rest, by torch's name: float32, bfloat16, ..."""
+    """The dtype in which it rests, by torch's name: float32, bfloat16, ..."""
     trainable: bool
     aliases: tuple[str, ...] = ()
     """Its other names, if it is tied. For quantization codes and scales: the name of the quantized matrix."""

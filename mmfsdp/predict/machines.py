@@ -20,7 +20,7 @@ class Machine:
     """The hardware of the ranks and their network; peak figures of data sheets, or measured ones."""
 
     flops: float
-    """Per second and rank, in the compute format."""
+    """FLOPs per second and rank, in the compute format."""
     memory: float
     """Bytes per second and rank, to and from its memory."""
     bandwidth: float
@@ -36,7 +36,7 @@ class Machine:
     capacity: float = 79.1 * 2**30
     """Bytes of memory that a rank has, as torch reports them: less than a data sheet says."""
     fp32: float = 0.0
-    """Per second and rank, where most of a model computes in fp32; 0: `flops`."""
+    """FLOPs per second and rank, where most of a model computes in fp32; 0: as `flops`."""
     products: float = 0.0
     """Share of `flops` that the largest matrix products reach, for a plan made with an example; 0: `efficiency`."""
     attention: float = 0.0

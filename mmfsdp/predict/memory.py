@@ -198,7 +198,7 @@ class StepWalk:
     accumulated: BytesOfUnits = field(default_factory=BytesOfUnits)
     """Whole gradients of earlier micro-steps."""
     reduced: BytesOfUnits = field(default_factory=BytesOfUnits)
-    """This rank's part of reduced gradients."""
+    """Bytes of this rank's part of reduced gradients."""
     gathers: Counter[tuple[str, int]] = field(default_factory=Counter)
     """All-gathers, by phase and order of the unit."""
 

@@ -34,7 +34,7 @@ class Times:
     """Seconds of the GPU alone: compute and memory, or what the host takes to launch the operators if that is
     longer."""
     overlapped: float
-    """If all-gathers and reductions overlap with compute, except the first unit's."""
+    """Seconds of a step whose all-gathers and reductions overlap with compute, except the first unit's."""
     inside: int = 0
     """Bytes that a rank sends to others of its node."""
     between: int = 0

@@ -12,7 +12,7 @@ from ...params.base import without_controls
 from ..verify.lines import WRONG, Report, to_plain
 
 _LEFT = "text-align:left;vertical-align:top"
-"""In a notebook that has no style sheet of ours."""
+"""Style of a cell, written out: a notebook need not have a style sheet of ours."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -16,7 +16,7 @@ from .colab import address_of, for_colab
 PACKAGE = Path(__file__).resolve().parents[2]
 PARTS = ("notebooks", "slides")
 NOT_COPIED = ("__pycache__", ".ipynb_checkpoints", ".virtual_documents", "runs", "build", "*.pyc")
-"""Left by notebooks that ran and by a deck that was built."""
+"""Names that are not copied: notebooks that ran and a deck that was built have left them."""
 NOTE_FILES = ("AGENTS.md", "CLAUDE.md")
 """Names under which AI assistants look for what they should know of a folder."""
 SHOWN = 5

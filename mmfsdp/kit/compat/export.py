@@ -174,7 +174,7 @@ def _load_ours(params: RunParams, folder: Path) -> nn.Module:
 
 
 OURS = Layout(_write_ours, _load_ours)
-"""As `load_pretrained` loads it."""
+"""The layout that `load_pretrained` loads."""
 
 
 def _write_state_dict(exported: Exported, to: Path) -> None:

@@ -113,6 +113,6 @@ def _check_adapter(params: RunParams) -> None:
 
 
 WHOLE = Layout(_write_whole, _load_whole)
-"""As plain transformers loads it."""
+"""The layout that plain transformers loads."""
 ADAPTER = Layout(_write_adapter, check=_check_adapter)
 """LoRA and projector, as peft loads them."""

@@ -24,7 +24,7 @@ class Exported:
     run: Path
     params: RunParams
     model: Any
-    """It may be taken apart."""
+    """The model, which a layout may take apart."""
     processor: SampleProcessor
 
 

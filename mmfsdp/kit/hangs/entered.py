@@ -34,7 +34,7 @@ class Entry(NamedTuple):
     nbytes: int
     """Bytes of the full tensor: the parts of all ranks together."""
     done: bool
-    """It has ended on this rank."""
+    """True if the collective has ended on this rank."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class RankRecord:
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Name of a group -> its ranks, where torch tells (not for gloo)."""
     empty: bool = False
-    """It has answered that it entered nothing yet."""
+    """True if the rank has answered that it entered nothing yet."""
 
     @property
     def answered(self) -> bool:

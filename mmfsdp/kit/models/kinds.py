@@ -24,7 +24,7 @@ class Built(NamedTuple):
 
     model: Any
     processor: SampleProcessor | None
-    """None if there is no tokenizer."""
+    """The processor of its samples; None if there is no tokenizer."""
     sources: list[TensorSource] | None
     """Sources of the tensors of its pretrained parts, if they were asked for and can be read one by one."""
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from ...params import ParamError
 
 CONFIG_KEY = "mmfsdp_new_tokens"
-"""In a saved language model's configuration: how many of its last tokens are new."""
+"""Key of a saved language model's configuration that says how many of its last tokens are new."""
 INITIAL_SPREAD = 0.1
 """Standard deviation of new rows around the mean of the known ones, as a share of theirs."""
 

@@ -113,9 +113,9 @@ class TensorSource:
     """The tensor in the model, on the meta device."""
     path: Path = Path()
     key: str = ""
-    """Its name in the file."""
+    """The name of the tensor in the file."""
     value: Tensor | None = None
-    """Its value if no file has it."""
+    """The value of the tensor if no file has it."""
 
 
 def tensor_sources(module: nn.Module, source: str | None, field: str) -> list[TensorSource] | None:

@@ -38,7 +38,7 @@ class BackbonesProgress(NamedTuple):
     label: str = ""
     """The backbone that is being pretrained; empty until the work begins."""
     share: float = 0.0
-    """Of the work on that, between 0 and 1."""
+    """The share of the work on that backbone that is done, between 0 and 1."""
     left_s: float | None = None
     """Seconds until that is done; None while unknown."""
 

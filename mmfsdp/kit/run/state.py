@@ -123,14 +123,14 @@ class RankProgress:
     status: str = "waiting"
     """waiting, running, quiet, failed, stopped or done."""
     activity: str = ""
-    """Its last heartbeat: what it was about to do."""
+    """The last heartbeat of the rank: what it was about to do."""
     step: int | None = None
     age_s: float | None = None
     """Seconds since its last heartbeat."""
     memory_bytes: int | None = None
     """Peak memory after its last step."""
     first_step: bool = True
-    """It has done no step since its process started."""
+    """True if the rank has done no step since its process started."""
     tokens_per_s: float | None = None
     """Label tokens of this rank per second, in its last step."""
     mfu: float | None = None
@@ -215,12 +215,12 @@ class ListedRun:
     """A run in a list of runs."""
 
     name: str
-    """Its folder's name; SWEEP/NAME for a run of a sweep."""
+    """The name of the run's folder; SWEEP/NAME for a run of a sweep."""
     path: str
     status: str = ""
     """QUEUED, PREPARING, STARTING, RUNNING, SUSPENDED, COMPLETED, FAILED, CANCELLED or LOST; empty if unreadable."""
     succeeded: bool = False
-    """It completed, and its loss stayed finite."""
+    """True if the run completed, and its loss stayed finite."""
     step: int = 0
     steps: int = 0
     loss: float | None = None
@@ -228,7 +228,7 @@ class ListedRun:
     created: float = 0.0
     """Unix seconds; 0 if nobody knows."""
     where: str = ""
-    """Its host, or its Slurm job."""
+    """The host of the run, or its Slurm job."""
     reason: str = ""
     """The reason of its state, in words."""
     best: str = ""

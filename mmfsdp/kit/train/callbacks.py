@@ -58,7 +58,7 @@ class Callback:
     """
 
     rank0_only = False
-    """Only rank 0 calls it."""
+    """True if only rank 0 calls the callback."""
 
     def on_train_begin(self) -> None:
         """Begin, before the first step."""

@@ -92,7 +92,7 @@ class OpenData(NamedTuple):
 
     sources: Mapping[str, Splits]
     loader: Batches
-    """It stands where the phase before has ended."""
+    """The loader, which stands where the phase before has ended."""
 
 
 def train_phase(

@@ -25,7 +25,7 @@ class RateGroup:
     """The trainable parameters that share a learning rate."""
 
     pattern: str
-    """As `train.lr_for` has it; empty for those that no pattern matches, which have `train.lr`."""
+    """The pattern in `train.lr_for`; empty for parameters that no pattern matches, which have `train.lr`."""
     lr: float
     names: tuple[str, ...]
     numel: int

@@ -282,7 +282,7 @@ def _model_key(params: RunParams) -> str:
 
 @lru_cache(2)
 def kept_by_key(key: str) -> tuple[nn.Module, SampleProcessor | None, PlanCache]:
-    """Return the model, the processor and the cache of recordings for a key of `_model_key`; the two newest are kept."""
+    """Return the model, its processor and its recordings for a key of `_model_key`; the two newest are kept."""
     values, *_ = json.loads(key)
     return *frozen_model(ModelParams.from_dict(values)), PlanCache()
 

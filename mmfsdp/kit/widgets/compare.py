@@ -55,7 +55,7 @@ class ComparedRun:
     """Tells it from the others; see `run_names`."""
     state: RunState
     params: dict[str, Any]
-    """By dotted name."""
+    """The parameters of the run, by dotted name."""
 
     @cached_property
     def figures(self) -> dict[str, float | None]:
@@ -89,7 +89,7 @@ class Cell:
 
     words: str
     value: float | None = None
-    """To sort by; None to sort by the words."""
+    """The number to sort by; None to sort by the words."""
 
 
 def compared_runs(folders: Sequence[str | Path]) -> list[ComparedRun]:

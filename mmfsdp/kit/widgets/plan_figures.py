@@ -22,7 +22,7 @@ class Figure:
     nbytes: float
     label: str
     pinned: float | None = None
-    """The same of the pinned plan."""
+    """The same figure of the pinned plan."""
 
     @property
     def change(self) -> str:

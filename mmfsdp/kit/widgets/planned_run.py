@@ -29,7 +29,7 @@ class PlannedRun:
     rates: str = ""
     """The learning rates by part in a line."""
     counting: bool = False
-    """Its activations are being counted."""
+    """True while the activations of a step are being counted."""
 
     @cached_property
     def timeline(self) -> Timeline | None:

@@ -19,7 +19,7 @@ from .report import read_params
 from .worker import Worker
 
 MAX_LISTED = 200
-"""Of more runs, the newest are listed."""
+"""Most runs that are listed; of more, the newest."""
 MAX_ROWS = 8
 """Rows in sight; the others are scrolled to."""
 HINT = "Ctrl or Shift and a click choose several; two are compared with both pictures."

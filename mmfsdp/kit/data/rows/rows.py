@@ -45,7 +45,7 @@ class Shape:
     """A form in which data sets have their rows."""
 
     words: str
-    """Its keys, for people."""
+    """The keys of the shape in words."""
     fits: Callable[[Row], object]
     """Returns true for a row of this shape, by its keys."""
     read: Callable[[Row, SourceParams], Content]

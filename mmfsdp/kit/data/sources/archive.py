@@ -49,7 +49,7 @@ class Loss:
 
     offset: int
     size: int | None
-    """None: all that follows, of unknown size."""
+    """Number of bytes that are lost; None for all that follows, of unknown size."""
     reason: str
 
     def __str__(self) -> str:

@@ -38,7 +38,7 @@ class FileBytes:
     def __init__(self, path: Path):
         self.path = path
         self._state: State | None = None
-        """As it was when it was first read: byte ranges are of that content."""
+        """State of the file when it was first read: byte ranges are of that content."""
         self._unpacked: IO[bytes] | None = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class RowFile(ABC):
     pictures: Path
     """The folder of the pictures that rows name."""
     relative: PurePosixPath
-    """Its path below the folder that holds all files of the source."""
+    """The path of the file below the folder that holds all files of the source."""
     format: str
     """The kind of file, in words."""
     split: str | None = None

@@ -227,7 +227,7 @@ class ShardSource(Source):
     skipped: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     length: int | None = None
-    """Not known before all shards are read."""
+    """The number of records, which nobody knows before all shards are read."""
     folder: Path = Path()
     """The folder that holds the shards of all splits: records have their names below it."""
     unread: set[str] = field(default_factory=set)

@@ -295,7 +295,7 @@ class GrowingFile:
     skipped: int = 0
     """Bytes that the last read left out."""
     inode: int = field(default=0, repr=False)
-    """Of the file that was read last; 0 before any."""
+    """The inode of the file that was read last; 0 before any."""
 
     def read(self, limit: int = -1, *, newest: bool = False) -> bytes:
         """Return at most `limit` new bytes (-1: all): the oldest of them, or with `newest` the last ones."""

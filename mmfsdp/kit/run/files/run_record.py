@@ -259,7 +259,7 @@ class RunRecord:
     digest: str = ""
     """Shows whose parameters these are: see trust.py. Empty in folders of others."""
     code_digest: str = ""
-    """The same of its own code, code/. Empty without any."""
+    """Digest of the own code in code/; empty without any."""
     pretrains: bool = False
     """Its backbones are pretrained before its ranks start (pretraining.py)."""
     replay_of: str = ""

@@ -42,7 +42,7 @@ STAGES = {
 }
 """First word of what a rank reports -> its stage, in the order in which a rank goes through them."""
 NOT_STARTED = Stage(PROCESSES, "starting the processes", 5)
-"""Of a rank that has not reported anything."""
+"""The stage of a rank that has not reported anything."""
 
 STEP_PARTS = ("data", "compute", "profile", "held-out", "metric", "callback", "save")
 """Words after `step N`, in order."""
@@ -62,7 +62,7 @@ class Activity(NamedTuple):
     """A heartbeat as data."""
 
     word: str
-    """Its first word, a key of STAGES if it is known."""
+    """The first word of the activity, a key of STAGES if it is known."""
     step: int = 0
     """The step that the rank is in; 0 outside of steps."""
     part: str = ""

@@ -99,7 +99,7 @@ class Recording:
     plan: Row
     """The content of plan.json; empty without a plan."""
     moments: list[Moment]
-    """In order of time."""
+    """The moments of the recording, in order of time."""
 
     @property
     def seconds(self) -> float:

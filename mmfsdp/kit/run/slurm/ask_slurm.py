@@ -34,7 +34,7 @@ class Answer:
     """The answer of a command of Slurm: yes, no, or nothing yet."""
 
     returncode: int | None
-    """None if the command did not end in time."""
+    """The exit code of the command; None if it did not end in time."""
     stdout: str = ""
     stderr: str = ""
 

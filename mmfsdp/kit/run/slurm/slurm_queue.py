@@ -39,7 +39,7 @@ class Job:
     """Local time when it started or is expected to; empty if unknown."""
     nodes: str = ""
     script: str = ""
-    """Its batch script; empty if unknown."""
+    """The batch script of the job; empty if unknown."""
     asked: float = field(default=0.0, kw_only=True)
     """Time when Slurm was asked for this answer, in unix seconds; 0 if there is none yet."""
     is_accounted: bool = field(default=False, kw_only=True)
@@ -59,11 +59,11 @@ class Queue:
     def __init__(self, user: int, cluster: str = "") -> None:
         self.user, self.cluster = user, cluster
         self.jobs: dict[str, Job] = {}
-        """As squeue knows them; those that it has forgotten, as sacct knows them, or empty."""
+        """The jobs as squeue knows them; those that it has forgotten, as sacct knows them, or empty."""
         self.wanted: set[str] = set()
         """Jobs that somebody has looked for since the last question was answered."""
         self.asked_for: set[str] = set()
-        """Those that the last question was about."""
+        """The jobs that the last question was about."""
         self.began = self.answered = 0.0
         """Times when the last question was asked, and the last that was answered, in unix seconds."""
         self.error = ""

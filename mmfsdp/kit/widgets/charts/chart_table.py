@@ -17,12 +17,12 @@ class Line(NamedTuple):
     """One metric in a chart."""
 
     key: str
-    """Of a row of metrics.jsonl."""
+    """The key in a row of metrics.jsonl."""
     label: str
     unit: str = ""
     """bytes, share (from 0 to 1, shown in percent), or any other word, which is only shown."""
     right: bool = False
-    """On the axis at the right."""
+    """True if the axis of the line is at the right."""
     dashed: bool = False
 
 

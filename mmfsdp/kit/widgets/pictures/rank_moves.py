@@ -21,7 +21,7 @@ from ...hangs.stacks import Frame
 IDLE_S = 4
 """Seconds in which no rank does anything, after which they are asked for whom they wait."""
 IDLE_SHARE = 0.01
-"""Of a core: ranks that wait for each other use less."""
+"""Share of a core that an idle rank uses at most: ranks that wait for each other use less."""
 _CALLS_WAIT = re.compile(r"\.wait\(")
 _DISTRIBUTED = re.compile(r"/torch/distributed/")
 
@@ -31,7 +31,7 @@ class Moves:
 
     def __init__(self) -> None:
         self._looks: list[tuple[float, dict[int, float]]] = []
-        """Of the last IDLE_S: the time, and the CPU seconds of each process until then."""
+        """The looks of the last IDLE_S: the time, and the CPU seconds of each process until then."""
 
     def are_none(self, now: float, cpu_seconds: Mapping[int, float], *, can_run: bool) -> bool:
         """Add a look; return True if the same processes have done nothing for IDLE_S.

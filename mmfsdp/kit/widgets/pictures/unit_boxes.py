@@ -10,7 +10,7 @@ from ....core.plan import Unit, UnitKind, WrapPlan
 from ....params.in_words import count, size
 
 MAX_BOXES = 24
-"""In a plan of more units, patterns that repeat are merged."""
+"""Most units that are drawn one by one: in a plan of more, patterns that repeat are merged."""
 MIN_SAVED = 4
 """Boxes that a merge must save: fewer units are drawn as they are, which takes less than what opens a pattern."""
 MAX_NAME = 64
