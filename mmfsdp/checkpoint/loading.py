@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..core.collectives import Progress, gather_json, is_distributed, rank, world_size
+from ..core.collectives import Progress, gather_json, is_distributed, no_progress, rank, world_size
 from ..core.step import local_part
 from ..core.weights import tensor_checksum
 from ..params import ParamError, StateDictType
@@ -275,7 +275,7 @@ def load_local(model: nn.Module, checkpoint: Path, marker: dict[str, Any], optim
             optimizer.state[p][state] = tensor.to(p.device)
 
 
-def frozen_checksums(model: nn.Module, progress: Progress = str) -> dict[str, int]:
+def frozen_checksums(model: nn.Module, progress: Progress = no_progress) -> dict[str, int]:
     """Return the CRC-32 of this rank's part of every frozen parameter. Checkpoints leave these parameters out.
 
     progress: called with the name of each before it is read.

@@ -14,8 +14,12 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 Progress = Callable[[str], object]
-"""Called with the name of a tensor before work on it: for a large model that takes minutes, and a rank that says
-nothing for so long is taken to hang. The default is `str`, which does nothing."""
+"""Called with the name of a tensor before work on it. For a large model the work takes minutes, and a rank that reports
+nothing for so long counts as hanging."""
+
+
+def no_progress(name: str) -> None:
+    """Report nothing."""
 
 
 def is_distributed() -> bool:

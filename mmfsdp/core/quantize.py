@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ..params import FSDPParams, ParamError
-from .collectives import Progress, group_device
+from .collectives import Progress, group_device, no_progress
 from .fake_tensors import copy_with
 from .names import tied_names
 from .parameters import new_parameter
@@ -197,7 +197,7 @@ def is_transposed(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
-def quantize_model(model: nn.Module, fsdp: FSDPParams, progress: Progress = str) -> dict[str, bool]:
+def quantize_model(model: nn.Module, fsdp: FSDPParams, progress: Progress = no_progress) -> dict[str, bool]:
     """Quantize the frozen matrices in place, one by one, if `frozen_dtype` says so; what is quantized already stays.
 
     Return, by name, whether each matrix that was quantized now was transposed before.

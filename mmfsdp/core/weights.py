@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..params import FSDPParams
-from .collectives import Progress, rank, world_size
+from .collectives import Progress, no_progress, rank, world_size
 from .group import contains
 from .names import named_tensors
 from .parameters import new_parameter
@@ -73,7 +73,7 @@ def take_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def copy_from_rank0(model: nn.Module, device: torch.device, progress: Progress = str) -> None:
+def copy_from_rank0(model: nn.Module, device: torch.device, progress: Progress = no_progress) -> None:
     """Overwrite each parameter and buffer with rank 0's. device: where the process group's tensors must be."""
     if world_size() > 1:
         for names, tensor in named_tensors(model):
@@ -146,7 +146,7 @@ def set_tensor(model: nn.Module, names: list[str], value: torch.Tensor, *, like:
 
 
 def quantize_weights(
-    model: nn.Module, fsdp: FSDPParams, weights: WeightSource | None, progress: Progress = str
+    model: nn.Module, fsdp: FSDPParams, weights: WeightSource | None, progress: Progress = no_progress
 ) -> WeightSource | None:
     """Quantize the model in place, as `quantize_model` does.
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..params.findings import stop_at_errors
-from .collectives import Progress, group_device
+from .collectives import Progress, group_device, no_progress
 from .group import contains
 from .guards import changed_since, check_order, refuse_changes, refuse_parts_first
 from .inference import reshard_without_gradients, serve_generate
@@ -30,7 +30,7 @@ def apply_plan(
     device: torch.device | str | None = None,
     mesh: DeviceMesh | None = None,
     weights: WeightSource | None = None,
-    progress: Progress = str,
+    progress: Progress = no_progress,
 ) -> nn.Module:
     """Wrap a model as planned and start every rank from rank 0's weights. Every rank must call it.
 
