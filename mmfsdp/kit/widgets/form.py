@@ -225,7 +225,7 @@ class RunForm(CellWidget):
 
     # Edits
 
-    def _choose_preset(self, name: str) -> None:
+    def choose_preset(self, name: str) -> None:
         """Fill the form from a preset, or again from the file that it was made from."""
         try:
             self.aside, self._held = {}, None
