@@ -54,7 +54,7 @@ class TaskError(NamedTuple):
     node: str
     ranks: tuple[int, ...]
     error: str
-    """How the task ended, such as `Killed`, `Aborted` or `Exited with exit code 1`."""
+    """The end of the task in words, such as `Killed`, `Aborted` or `Exited with exit code 1`."""
 
 
 def task_errors(log: str) -> list[TaskError]:
