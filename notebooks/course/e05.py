@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .checks import exercise, is_number
+from .file_parts import own_file
+from .grades import unwritten
 
 GIB = 2**30
 Answer = Callable[..., Any]
@@ -215,3 +217,56 @@ def link(fit: Answer) -> str | None:
             what = f"latency {latency:g} s and {bandwidth:g} bytes per second"
             return f"For {what} it returns {mine[0]:.3g} and {mine[1]:.3g}."
     return None
+
+
+@exercise("05.prefetch")
+def prefetch() -> str | None:
+    """What the arena counts: the losses of `fully_shard`, no gather more, and gathers behind compute in both phases."""
+    from mmfsdp.kit.arena.gate import Refused, try_file
+
+    if hint := unwritten("prefetch"):
+        return hint
+    try:
+        result = try_file(str(own_file()))
+    except Refused as refused:
+        return refusal(str(refused))
+    if "gradient flow" not in result.levels:
+        return "Backward gathers units that it does not pass through: start those only that have a hook."
+    for phase in ("forward", "backward"):
+        hidden, gathers = hidden_gathers(result.mine.events, phase)
+        if hidden < gathers / 2:
+            return (
+                f"Of {gathers} all-gathers in {phase}, {hidden} are on their way while something computes. Begin them "
+                "with `async_op=True`, some units ahead, and wait in `gather` only."
+            )
+    return None
+
+
+def refusal(words: str) -> str:
+    """Return the hint for a file that the arena refuses in these words."""
+    if "has no attribute 'wait'" in words:
+        return WITHOUT_HANDLE
+    return f"The arena refuses the file: {words}. {NOT_WAITED if 'the loss of step' in words else ''}".rstrip()
+
+
+NOT_WAITED = "Is each handle waited for before its pieces are filled, and taken out of `STARTED` then?"
+WITHOUT_HANDLE = "A collective returns a handle with `async_op=True` only; without it, it returns None once it is over."
+
+
+def hidden_gathers(events: list[Any], phase: str) -> tuple[int, int]:
+    """Return how many all-gathers of a phase have compute between their beginning and their wait, and how many there
+    are. events: what the arena has counted in a step."""
+    computed, number = 0, 0
+    started: dict[int, int] = {}
+    hidden, gathers = 0, 0
+    for event in events:
+        if event[0] == "compute":
+            computed += 1
+        elif event[0] == "send":
+            if event[1] == "all-gather" and event[3] == phase:
+                started[number] = computed
+                gathers += 1
+            number += 1
+        elif event[1] in started:
+            hidden += started.pop(event[1]) < computed
+    return hidden, gathers

@@ -1,4 +1,4 @@
-"""`%%part 2 NAME`: writes a cell into my_fsdp.py, the file that lessons 02 and 03 build in six steps."""
+"""`%%part 2 NAME`: writes a cell into my_fsdp.py, the file that lessons 02, 03 and 05 build in seven steps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write_parts(parts: dict[str, str]) -> None:
 
 
 def lesson_parts() -> list[class_copy.Part]:
-    """Return what the solutions of the two lessons write, in order."""
+    """Return what the solutions of these lessons write, in order."""
     packed = HERE / "parts.txt"
     if packed.is_file():  # the class's copy, whose lessons have no solutions
         return [class_copy.Part(*part) for part in json.loads(zlib.decompress(b64decode(packed.read_text())))]
@@ -76,7 +76,7 @@ def write_one_part(step: str, name: str) -> None:
     """Write one part as the solution of a step has it, and leave the others. Raises ValueError."""
     names = [part.name for part in lesson_parts() if str(part.step) == step]
     if name not in names:
-        raise ValueError(f"%catch_up: step {step} has no part {name!r}; it has {', '.join(names) or 'none: 1 to 6'}")
+        raise ValueError(f"%catch_up: step {step} has no part {name!r}; it has {', '.join(names) or 'none: 1 to 7'}")
     write_parts(own_parts() | {name: parts_after(int(step))[name]})
     broken.discard(name)
     print(f"{os.path.relpath(own_file())} has {name} as the solution of step {step} has it.")
@@ -116,7 +116,7 @@ def unfinished_function(code: str) -> str:
 def part(line: str, cell: str) -> None:
     """Write a cell into the learner's file: the cell magic `%%part STEP NAME`. Raises ValueError."""
     words = line.split()
-    if len(words) != 2 or not re.fullmatch(r"[1-6]", words[0]) or not words[1].isidentifier():
+    if len(words) != 2 or not re.fullmatch(r"[1-7]", words[0]) or not words[1].isidentifier():
         raise ValueError(f"%%part: wants a step and a name, as in '%%part 1 shard_of', not {line!r}")
     try:
         open_lines = blanks(cell)

@@ -88,6 +88,19 @@ def graded(name: str, part: str, ranks: int = 2) -> list[dict[str, Any]] | str:
     """Return what the ranks of an exercise's cell saved, or the hint that says why there is nothing to check."""
     from mmfsdp.kit.widgets.ranks_cell.ranks_magic import artifacts
 
+    if hint := unwritten(part):
+        return hint
+    cell = artifacts(name) / "cell.py"
+    if cell.is_file() and cell.stat().st_mtime < own_file().stat().st_mtime:
+        return f"my_fsdp.py has changed since: run the `%%ranks {ranks} {name}` cell again."
+    found = saved(name, ranks)
+    if isinstance(found, str):
+        return explained(found, part)
+    return found
+
+
+def unwritten(part: str) -> str | None:
+    """Return the hint for a part of the file that is not there, not finished, or does not parse."""
     code = own_parts().get(part)
     if code is None:
         return f"my_fsdp.py has no part {part!r} yet: run the cell of this exercise that begins with `%%part`."
@@ -100,13 +113,7 @@ def graded(name: str, part: str, ranks: int = 2) -> list[dict[str, Any]] | str:
             f"Not answered yet: put your own code in place of the three dots in `{lines[0]}` of "
             f"`{unfinished_function(code)}`, and run that cell."
         )
-    cell = artifacts(name) / "cell.py"
-    if cell.is_file() and cell.stat().st_mtime < own_file().stat().st_mtime:
-        return f"my_fsdp.py has changed since: run the `%%ranks {ranks} {name}` cell again."
-    found = saved(name, ranks)
-    if isinstance(found, str):
-        return explained(found, part)
-    return found
+    return None
 
 
 def explained(failure: str, part: str) -> str:

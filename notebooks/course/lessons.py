@@ -144,3 +144,12 @@ def _write_parts(folder: Path) -> None:
         rows.append({"file_name": f"{i}.png", "text": f"a {color} {WORDS[5 + i % 2]}"})
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "pictures" / "metadata.jsonl").write_text(text, encoding="utf-8")
+
+
+def arena() -> None:
+    """Try the learner's file in the arena, and print its number and levels."""
+    from mmfsdp.kit.cli import main
+
+    from .file_parts import own_file
+
+    main(["arena", str(own_file())])

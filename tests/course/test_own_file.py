@@ -1,4 +1,4 @@
-"""The file that students build in lessons 02 and 03: its parts, %catch_up, and the finished one in the repository."""
+"""The file that students build in lessons 02, 03 and 05: its parts, %catch_up, and the finished one."""
 
 import json
 
@@ -26,12 +26,12 @@ def test_the_finished_file_is_what_the_solutions_write():
 
 def test_each_step_leaves_a_file_without_blanks_that_grows():
     names: list[str] = []
-    for step in range(1, 7):
+    for step in range(1, 8):
         parts = files.parts_after(step)
         assert list(parts)[: len(names)] == names, "a part stays where it is"
         assert not [name for name, code in parts.items() if files.blanks(code)]
         names = list(parts)
-    assert {part.step for part in files.lesson_parts()} == set(range(1, 7))
+    assert {part.step for part in files.lesson_parts()} == set(range(1, 8))
 
 
 def test_catching_up_keeps_the_file_that_was_there(capsys):

@@ -45,6 +45,8 @@ def hint_for_part(name: str, code: str) -> str | None:
     step, part = SOLUTIONS[name].split("\n", 1)[0].split()[1:]
     others = {each.name: each.code for each in lesson_parts() if each.step <= int(step)}
     write_parts(others | {part: code})
+    if name not in TESTS:  # its check runs the file by itself
+        return hint_for(name)
     test = re.search(rf"^%%ranks (\d) {name}\n(.*)", TESTS[name], re.DOTALL)
     assert test, name
     ranks_magic.run_on_ranks(with_own_file(test[2]), int(test[1]), name)

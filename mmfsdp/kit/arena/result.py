@@ -39,7 +39,7 @@ LEVELS = (
     Level("shard", "02", "at rest, the ranks share tensors between them"),
     Level("gradient flow", "03", "backward gathers no unit without a gradient, and reduces what trains alone"),
     Level("policy", "03", "fewer bytes are sent than by fully_shard, and it fits"),
-    Level("prefetch", "02", "a unit is gathered while another one computes"),
+    Level("prefetch", "05", "a unit is gathered while another one computes"),
     Level("accumulation", "05", "gradients of two micro-batches are reduced once"),
     Level("champion", "the final project", "the step is shorter than fully_shard's, and it fits"),
 )

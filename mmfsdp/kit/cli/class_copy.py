@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import nbformat
 
-PARTS_OF = ("02_fsdp_from_scratch.ipynb", "03_frozen_parameters.ipynb")
+PARTS_OF = ("02_fsdp_from_scratch.ipynb", "03_frozen_parameters.ipynb", "05_memory_and_traffic.ipynb")
 """The lessons that build one file, in parts."""
 PACKED = (
     "fsdp_in_200_lines.py",
