@@ -14,6 +14,8 @@ from mmfsdp.kit.cli import class_copy
 
 HERE = Path(__file__).resolve().parent
 MARK = "# ---- part "
+LAST = "prefetch"
+"""The part of step 7, in which functions of step 3 are written anew."""
 broken: set[str] = set()
 """Parts whose last cell had a syntax error."""
 
@@ -134,3 +136,5 @@ def part(line: str, cell: str) -> None:
         f"my_fsdp.py: {count} lines of code"
         + (f"; {len(open_lines)} times three dots to replace" if open_lines else "")
     )
+    if LAST in parts and words[1] != LAST:
+        print(f"(The part {LAST} of lesson 05, further down, replaces `gather` and two of the four moments.)")

@@ -67,6 +67,10 @@ def test_a_part_is_replaced_where_it_stands_and_blanks_are_named(capsys):
     assert "1 times three dots to replace" in capsys.readouterr().out
     assert files.own_parts() == {"a": "a = [1, 2][...]\nb = ...", "b": "b = 1"}
     assert files.blanks("a = [1, 2][...]\nb = ...\n") == ["b = ..."]
+    assert "further down" not in capsys.readouterr().out
+    files.part("7 prefetch", "def gather(unit):\n    pass")
+    files.part("3 collectives", "def gather(unit):\n    pass")
+    assert "prefetch of lesson 05, further down, replaces `gather`" in capsys.readouterr().out
     with pytest.raises(ValueError, match="%%part: wants a step and a name"):
         files.part("shard_of", "")
 
