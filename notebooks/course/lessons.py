@@ -151,5 +151,9 @@ def arena() -> None:
     from mmfsdp.kit.cli import main
 
     from .file_parts import own_file
+    from .grades import unwritten
 
+    if hint := unwritten("prefetch"):
+        print(hint)
+        return
     main(["arena", str(own_file())])
