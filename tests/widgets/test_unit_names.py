@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mmfsdp.kit.widgets.markup import width_of
-from mmfsdp.kit.widgets.pictures.labels import FONT, Label, placed
+from mmfsdp.kit.widgets.pictures.labels import FONT, LABEL_GAP, WIDER, Label, placed
 from mmfsdp.kit.widgets.pictures.plan_pictures import plan_pictures
 from mmfsdp.kit.widgets.pictures.rank_picture import Lanes, rank_picture
 from mmfsdp.kit.widgets.pictures.unit_boxes import unit_boxes
@@ -96,8 +96,8 @@ def test_the_names_of_narrow_parts_stand_beside_them_with_a_line_to_each():
 
 def test_of_names_without_room_the_smallest_is_shortened_then_left_out():
     named = [Label(("a long name", "short"), start=x, end=x + 3, anchor=0.0, weight=x) for x in (0, 3, 6)]
-    longest, shortest = width_of("a long name", FONT), width_of("short", FONT)
-    assert [words for _, words, _ in placed(named, 3 * longest + 40)] == ["a long name"] * 3
+    longest, shortest = WIDER * width_of("a long name", FONT), WIDER * width_of("short", FONT)
+    assert [words for _, words, _ in placed(named, 3 * longest + 2 * LABEL_GAP)] == ["a long name"] * 3
     assert [words for _, words, _ in placed(named, 3 * longest)] == ["short", "a long name", "a long name"]
     assert [words for _, words, _ in placed(named, shortest)] == ["short"] and placed(named, 1) == []
 

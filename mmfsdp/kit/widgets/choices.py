@@ -12,9 +12,10 @@ from ...predict import LAPTOP
 from ..run.rank_count import crowding
 from .controls import Budget, Buttons, Control, Number, PowerSlider
 from .data_look import DataLook
+from .fit_button import FitButton
 from .form import RunForm
 from .markup import note
-from .planned_run import PAGE_MACHINES, PlannedRun, fit_html
+from .planned_run import PAGE_MACHINES, PlannedRun, fit_html, room_at_peak
 
 AS_LOADED = "as is"
 """Chooses no format: weights stay in the one in which they were loaded."""
@@ -62,8 +63,10 @@ class Choices(w.VBox):
                 children.append(control)
             if name == "launch.ranks":
                 children.append(self._crowded)
-        fits = w.VBox([self.machine, self._fit], layout=w.Layout(grid_gap="4px"))
-        super().__init__([*children, fits, self.data])
+        self.fit_button: FitButton | None = None
+        """Made for the first plan that does not fit on a GPU."""
+        self._fits = w.VBox([self.machine, self._fit], layout=w.Layout(grid_gap="4px"))
+        super().__init__([*children, self._fits, self.data])
         self.add_class("mm-choices")
         self.show()
 
@@ -83,7 +86,14 @@ class Choices(w.VBox):
 
     def show_fit(self, planned: PlannedRun) -> None:
         """Show whether a plan fits into the memory of the machine, and how long a step is expected to take there."""
-        self._fit.value = fit_html(planned, self.machine.value)
+        machine = self.machine.value
+        self._fit.value = fit_html(planned, machine)
+        is_enough = machine == LAPTOP or room_at_peak(planned, machine).is_enough
+        if self.fit_button is None and not is_enough:
+            self.fit_button = FitButton(self._form)
+            self._fits.children = [*self._fits.children, self.fit_button]
+        if self.fit_button is not None:
+            self.fit_button.update(machine, is_enough=is_enough)
 
     def names_mistake(self, error: ParamError) -> bool:
         """Return True if the mistake stands below one of these inputs."""

@@ -70,9 +70,14 @@ def room(total: int, planned: PlannedRun, machine: str) -> Room:
     return Room(needed, capacity, sentence)
 
 
+def room_at_peak(planned: PlannedRun, machine: str) -> Room:
+    """Return the room of a plan at its peak, as far as that is known."""
+    return room(planned.cost.peak_bytes or planned.cost.memory_bytes, planned, machine)
+
+
 def fit_html(planned: PlannedRun, machine: str) -> str:
     """Return a bar of the memory that is taken, and the seconds of a step where they are predicted."""
-    found = room(planned.cost.peak_bytes or planned.cost.memory_bytes, planned, machine)
+    found = room_at_peak(planned, machine)
     share, words = found.needed / found.capacity, escape(found.sentence)
     bar = f'<div class="mm-fit" role="img" aria-label="{words}"><i style="width:{min(1.0, share):.1%}"></i></div>'
     figures = f"{size(found.needed)} of {size(found.capacity)}"

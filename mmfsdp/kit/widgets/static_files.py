@@ -46,7 +46,11 @@ def follow_module() -> str:
 
 
 def _joined(*names: str) -> str:
-    return "\n".join(_small((STATIC / name).read_text(encoding="utf-8")) for name in names)
+    texts = []
+    for name in names:
+        text = (STATIC / name).read_text(encoding="utf-8")
+        texts.append(_small_sheet(text) if name.endswith(".css") else _small(text))
+    return "\n".join(texts)
 
 
 def _small(text: str) -> str:
@@ -56,3 +60,8 @@ def _small(text: str) -> str:
     """
     lines = [re.sub(r"(^|\s)(// .*|/\* .* \*/)$", "", line).strip() for line in text.splitlines()]
     return "\n".join(line for line in lines if line)
+
+
+def _small_sheet(text: str) -> str:
+    """Return a style sheet without comments and without spaces that mean nothing; ours has no texts."""
+    return re.sub(r"([;:,{]) | (?=[{}])", r"\1", _small(text))

@@ -8,8 +8,10 @@ from typing import NamedTuple
 from ..markup import width_of
 
 FONT = 12
-LABEL_GAP = 10
+LABEL_GAP = 12
 """Pixels between two names."""
+WIDER = 1.08
+"""Letters of a page's font are wider than `width_of` says, at most by this factor in those that were tried."""
 
 
 class Label(NamedTuple):
@@ -47,7 +49,7 @@ def placed(labels: Sequence[Label], width: float) -> list[tuple[Label, str, floa
     shown = {index: 0 for index in range(len(labels))}  # index of a label -> index of its words
 
     def widths() -> dict[int, float]:
-        return {index: width_of(labels[index].words[length], FONT) for index, length in shown.items()}
+        return {index: WIDER * width_of(labels[index].words[length], FONT) for index, length in shown.items()}
 
     while sum(widths().values()) + LABEL_GAP * (len(shown) - 1) > width:
         least = min(shown, key=lambda index: (shown[index], labels[index].weight))
