@@ -64,7 +64,7 @@ class RunList(Worker, w.VBox):
             names = ", ".join(path.name for path in paths)
             self._said.value = note(f"Delete {names} with checkpoints, logs and figures?", "warning", role="alert")
             self.buttons[CONFIRM].layout.visibility = "visible"
-        elif not self.busy:
+        elif not self.is_under_way("delete"):  # the list may be being read meanwhile
             self.work("delete", lambda: _delete(paths), show=self._show_deleted)
 
     def close(self) -> None:
