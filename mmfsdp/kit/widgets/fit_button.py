@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FIT, FITTING = "Make it fit", "looking for what fits…"
 TIP = "Take the largest batch that fits, as `mmfsdp fit` does; if none does, another policy, or more GPUs"
 TRIED = ("batch", "policy", "gpus")
-"""What `fit` is asked, one after the other, until something fits; all but the first with a batch of 1."""
+"""Questions to `fit`, one after the other, until something fits; all but the first with a batch of 1."""
 
 
 class FitButton(Worker, w.VBox):
