@@ -118,7 +118,7 @@ def test_what_a_page_holds_is_small(tmp_path, monkeypatch):
         metrics.write({"step": step, "time": float(step), "loss": 1.0, "grad_norm": 1.0, "memory_bytes": 1 << 20})
     before = set(w.widgets.widget._instances)
     cockpit = Cockpit(str(folder))
-    cockpit._choices.data.wait()  # its pictures are drawn in a thread
+    cockpit.choices.data.wait()  # its pictures are drawn in a thread
     assert cockpit.plan and cockpit.form.rows == {}, "the inputs of a drawer that nobody has opened are not there"
     cockpit.panel.logs.add([LogLine(0, "x" * 300)] * 3000)
     cockpit.panel.logs.draw(refiltered=True)
@@ -329,22 +329,22 @@ def test_what_is_shown_is_escaped(small):
 
 def test_a_plan_that_does_not_fit_on_a_gpu_is_made_to_fit(small, monkeypatch):
     small.choose(**{"train.batch_size": 400})
-    assert small.plan and small._choices.fit_button is None, "a laptop is no GPU"
+    assert small.plan and small.choices.fit_button is None, "a laptop is no GPU"
     half = replace(
-        MACHINES["h100-nvlink"], capacity=small._planner.planned.cost.peak_bytes / 2, context=0.0, fragmentation=0.0
+        MACHINES["h100-nvlink"], capacity=small.planner.planned.cost.peak_bytes / 2, context=0.0, fragmentation=0.0
     )
     monkeypatch.setitem(MACHINES, "h100-nvlink", half)
-    small._choices.machine.value = "h100-nvlink"
-    button = small._choices.fit_button
-    assert "DOES NOT FIT" in small._choices._fit.value and button.button.layout.display is None
+    small.choices.machine.value = "h100-nvlink"
+    button = small.choices.fit_button
+    assert "DOES NOT FIT" in shown(small.choices) and button.button.layout.display is None
     (answer,) = fit(small.params, half, "batch").answers
     button.press()
     button.wait_for_work()
     assert small.params.train.batch_size == answer.value < 400
-    assert small.plan and "DOES NOT FIT" not in small._choices._fit.value
+    assert small.plan and "DOES NOT FIT" not in shown(small.choices)
     assert f"batch {answer.value}: the largest that fits" in shown(button) and button.button.layout.display == "none"
     small.choose(**{"train.batch_size": answer.further})
-    assert small.plan and "DOES NOT FIT" in small._choices._fit.value
+    assert small.plan and "DOES NOT FIT" in shown(small.choices)
     assert button.button.layout.display is None and "the largest that fits" not in shown(button)
     button.press()
     small.choose(**{"train.batch_size": 7})
