@@ -7,11 +7,13 @@ tests/files/equal_answers.yaml.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from answers import PARTS, SCRIPTS
+from course.script import changes_in
 from mutants import Mutant, mutants, own_lines
 from tries import GIVEN, SOLUTIONS, hint_for_cell, hint_for_part, hint_for_script, script_as_shipped, script_as_solved
 
@@ -23,6 +25,19 @@ EQUAL = yaml.safe_load((Path(__file__).resolve().parent.parent / "files" / "equa
 def code_of(cell: str) -> str:
     """The code of a cell, after the line of its magic."""
     return cell.split("\n", 1)[1]
+
+
+def with_one_change_left_out(name: str) -> Iterator[Mutant]:
+    """Yield the script of the clinic with all changes of the solution but one."""
+    changes = changes_in(code_of(SOLUTIONS[name]))
+    for left_out in changes:
+        text = script_as_shipped(name)
+        for old, new in changes:
+            if (old, new) != left_out:
+                text = text.replace(old, new)
+        old, new = left_out
+        first = (new.strip() or old.strip()).splitlines()[0]
+        yield Mutant(now=f"left out: {first}", before=new, code=text)
 
 
 def test_each_line_of_a_solution_has_a_mutant():
@@ -64,7 +79,8 @@ def test_parts_of_the_own_file(rank_server, name):
 @pytest.mark.extended
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_of_the_clinic(rank_server, name):
-    taken(name, list(mutants(script_as_solved(name), script_as_shipped(name))), hint_for_script)
+    changed = [*mutants(script_as_solved(name), script_as_shipped(name)), *with_one_change_left_out(name)]
+    taken(name, changed, hint_for_script)
 
 
 @pytest.mark.real
