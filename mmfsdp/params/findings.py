@@ -9,6 +9,15 @@ from typing import Literal
 from .base import ParamError
 
 Level = Literal["error", "warning", "wrong", "note", "ok"]
+DATA = "data"
+"""Code of a note on the data of a run: how they are split, what is not read."""
+UNKNOWN_WORDS = "unknown-words"
+SKIPPED_ROWS = "skipped-rows"
+PICTURE_VALUES = "picture-values"
+FEW_ROWS = "few-rows"
+CUT_TEXTS = "cut-texts"
+OF_DATA = (UNKNOWN_WORDS, SKIPPED_ROWS, PICTURE_VALUES, FEW_ROWS, CUT_TEXTS)
+"""Codes of the warnings about data, which kit/train/notices.py gives."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +25,7 @@ class Finding:
     """Say what is wrong, and what to do."""
 
     level: Level
-    """error (of a plan: a launch stops) or warning; of a line of `verify` and `check`: wrong, note or ok."""
+    """error (of a plan: a launch stops), warning or note; of a line of `verify` and `check`: wrong, note or ok."""
     code: str
     """Kind of the finding, by which code knows it; its words may be changed."""
     message: str

@@ -75,14 +75,14 @@ class Estimate:
         return values
 
     def __str__(self) -> str:
-        lines = [f"most on a rank without activations: {size(self.memory_bytes)}"]
+        lines = [f"peak memory without activations: {size(self.memory_bytes)}"]
         lines += _when(self.memory)
         lines += _items(self.memory)
         if self.host:
             offloaded, on_device = size(self.host.bytes), size(self.memory_bytes - self.host.bytes)
             lines += [f"of it offloaded to the host: {offloaded}; on the device {on_device}", *_items(self.host)]
         if self.peak:
-            lines.append(f"peak of a rank, with activations: {size(self.peak.bytes)}")
+            lines.append(f"peak memory with activations: {size(self.peak.bytes)}")
             lines += [*_when(self.peak), *_items(self.peak)]
             if self.on_gpu:
                 lines += textwrap.wrap(ON_A_GPU, 80, initial_indent="  ", subsequent_indent="  ")

@@ -22,7 +22,7 @@ def test_choose_plan_launch_watch_caption(lab):
         steps = page.locator(".mm-choices").get_by_label("steps", exact=True)
         steps.fill("60")
         steps.press("Enter")
-        sends = page.locator(".mm-figures div", has_text="sends a step")
+        sends = page.locator(".mm-figures div", has_text="sent in a step")
         expect(sends).to_be_visible()
         before = sends.inner_text()
         page.locator(".mm-choices button", has_text="REPLICATE").click()

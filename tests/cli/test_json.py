@@ -14,6 +14,7 @@ from mmfsdp.kit.run.files.folder import MetricsWriter
 from mmfsdp.kit.run.files.reasons import MEMORY
 from mmfsdp.kit.run.files.run_record import RunRecord, RunState, Status, because, write_status
 from mmfsdp.kit.run.watch import follow
+from mmfsdp.params.findings import UNKNOWN_WORDS
 from tests.run.test_runs import record
 
 WITH_JSON = ["plan", "fit", "verify", "check", "new", "runs", "status", "watch"]
@@ -110,6 +111,7 @@ def test_a_configuration_for_own_pictures(folder, capsys):
         (folder / "data" / f"{number}.txt").write_text("a réd circle")
     (new,) = answers(["new", "my.yaml", "--pictures", "data"], capsys)
     assert new["train_records"] + new["heldout_records"] == 8 and new["samples"][0]["pictures"] == [[40, 30]]
+    assert [notice["code"] for notice in new["notices"]] == [UNKNOWN_WORDS]
     assert new["params"]["data"]["path"] == str(folder / "data") and new["next"][0] == "mmfsdp plan my.yaml"
     (failure,) = answers(["new", "my.yaml", "--pictures", "data"], capsys, status=2)
     assert failure["error"]["field"] == "file" and "exists already" in failure["error"]["message"]

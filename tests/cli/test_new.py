@@ -12,6 +12,7 @@ from mmfsdp import RunParams
 from mmfsdp.kit import cli
 from mmfsdp.kit.data import open_splits
 from mmfsdp.kit.run.files.folder import read_json
+from mmfsdp.kit.run.state import WITHOUT_SENSE
 from tests.tiny_run import LANGUAGE, write_language
 from tests.tiny_vlms import save_vlm
 
@@ -146,7 +147,13 @@ def test_what_it_writes_runs_and_names_the_two_bad_rows_of_a_thousand(folder, ca
     pq.write_table(pa.Table.from_pylist(table), "rows.parquet", row_group_size=100)
     assert cli.main(["new", "my.yaml", "--pictures", "rows.parquet"]) == 0
     flags = ["--train.batch-size", "32", "--train.steps", "17", "--train.eval-samples", "4", "--launch.name", "new"]
+    unknown = "does not know 33% of the words in the first 100 rows, such as 'a'."
+    assert unknown in " ".join(capsys.readouterr().out.split())
     assert cli.main(["run", "--config", "my.yaml", *flags, "--launch.ranks", "2"]) == 0, capsys.readouterr()
+    begin, _, end = capsys.readouterr().out.partition("COMPLETED")
+    unknown = "does not know 33% of the words"
+    assert f"[0] warning: data.path: the model's tokenizer {unknown}" in begin, "in the log, before the first step"
+    assert end.startswith(f", {WITHOUT_SENSE}") and unknown in end.partition("truth:")[0], "and beside the captions"
     skipped = read_json("runs/new/result.json")["skipped"]["data"]
     assert set(skipped["reasons"]) == {"rows.parquet:17", "rows.parquet:940"}
 

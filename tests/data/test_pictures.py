@@ -187,11 +187,11 @@ def test_pictures_of_more_bits_use_their_range_or_a_note_says_so(case, tmp_path)
     values, kind, black_to_white, words = OF_MORE_BITS[case]
     write_pictures(tmp_path, file_of(values, kind), kind)
     params = DataParams(source="folder", path=str(tmp_path))
-    notes = open_source(params, image_size=16).notes
+    notes = open_source(params, image_size=16).picture_notes
     assert any(words in note and "set picture_range to the values of black and white" in note for note in notes), notes
 
     source = open_source(params.change(picture_range=list(black_to_white)), image_size=16)
-    assert not source.notes
+    assert not source.picture_notes
     shown = np.asarray(next(iter(source)).images[0])[..., 0].ravel().astype(int)
     assert (np.abs(shown - np.arange(256)) <= 1).all(), "black to white, evenly"
 
@@ -201,18 +201,20 @@ def test_pictures_that_use_their_range_need_no_note(tmp_path):
     for name, (values, kind) in of_16_bits.items():
         write_pictures(tmp_path / name, file_of(values, kind), kind)
         params = DataParams(source="folder", path=str(tmp_path / name))
-        assert not open_source(params, image_size=16).notes, name
+        assert not open_source(params, image_size=16).picture_notes, name
     write_pictures(tmp_path / "8 bits", picture_bytes("black"), "PNG")
     params = DataParams(source="folder", path=str(tmp_path / "8 bits"))
-    assert not open_source(params, image_size=16).notes, "a dark picture of 8 bits is as it is"
+    assert not open_source(params, image_size=16).picture_notes, "a dark picture of 8 bits is as it is"
     with_range = params.change(picture_range=[0, 4095])
-    assert "picture_range has no effect on pictures of 8 bits" in open_source(with_range, image_size=16).notes[0]
+    assert (
+        "picture_range has no effect on pictures of 8 bits" in open_source(with_range, image_size=16).picture_notes[0]
+    )
 
 
 def test_pictures_of_one_source_that_are_scaled_differently_are_told(tmp_path):
     write_pictures(tmp_path, file_of(ramp(0, 200, np.int32), "TIFF"), "TIFF")
     (tmp_path / "2.tiff").write_bytes(file_of(ramp(0, 4000, np.int32), "TIFF"))
-    notes = open_source(DataParams(source="folder", path=str(tmp_path)), image_size=16).notes
+    notes = open_source(DataParams(source="folder", path=str(tmp_path)), image_size=16).picture_notes
     assert "some are scaled by another range than the others; set picture_range" in notes[0]
 
 
@@ -229,7 +231,7 @@ def color_png_of_16_bits(high: int) -> bytes:
 def test_color_pictures_of_16_bits_are_told_or_refused(tmp_path):
     write_pictures(tmp_path, color_png_of_16_bits(4095), "PNG")
     params = DataParams(source="folder", path=str(tmp_path))
-    note = open_source(params, image_size=16).notes[0]
+    note = open_source(params, image_size=16).picture_notes[0]
     assert "only the upper 8 of their 16 bits are read; write them with 8 bits for each color" in note
     with pytest.raises(ParamError, match="it has 16 bits for each color, of which only the upper 8 are read"):
         open_source(params.change(picture_range=[0, 4095]), image_size=16)

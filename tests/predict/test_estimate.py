@@ -114,8 +114,8 @@ def test_what_is_printed_has_both_memories_the_traffic_and_on_a_gpu_what_is_left
     plan = make_plan(Mostly(), FSDPParams(), world_size=WORLD, example={"x": torch.ones(2, DIM)})
     cost = estimate(plan, TrainParams(device=device))
     text = " ".join(str(cost).split())
-    assert text.startswith(f"most on a rank without activations: {size(cost.memory_bytes)} in {cost.memory.when} ")
-    assert f" peak of a rank, with activations: {size(cost.peak_bytes)} in {cost.peak_when} " in text
+    assert text.startswith(f"peak memory without activations: {size(cost.memory_bytes)} in {cost.memory.when} ")
+    assert f" peak memory with activations: {size(cost.peak_bytes)} in {cost.peak_when} " in text
     assert f" a rank sends in an optimizer step: {size(cost.wire_bytes)} ({cost.wire_bytes:,} bytes) " in text
     for row in cost.wire:
         assert f" {row.kind} {row.phase} {row.count} x, {size(row.wire_bytes)} sent" in text

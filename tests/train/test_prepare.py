@@ -22,10 +22,11 @@ from mmfsdp.kit.train import data_batch
 from mmfsdp.kit.train.data_batch import input_bytes
 from mmfsdp.kit.train.handed_plan import NO_PLAN, shapes_of, take_plan
 from mmfsdp.kit.train.job import different_units
-from mmfsdp.kit.train.prepare import FEW_ROWS, frozen_model, kept_model, opened, peak_of, prepare, preview
+from mmfsdp.kit.train.prepare import frozen_model, kept_model, opened, peak_of, prepare, preview
 from mmfsdp.kit.widgets.form import RunForm
 from mmfsdp.kit.widgets.starter import Starter
 from mmfsdp.params import RunParams, load
+from mmfsdp.params.findings import FEW_ROWS
 from mmfsdp.params.in_words import size
 from mmfsdp.predict import plan_cache
 from mmfsdp.predict.plan_cache import PlanCache

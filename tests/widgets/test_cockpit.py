@@ -68,7 +68,7 @@ def finished(folder, params, status="COMPLETED"):
 def test_the_plan_follows_the_choices_and_stands_beside_a_pinned_one(small):
     assert small.plan.backend == "FSDP2" and small.params.fsdp.frozen_policy == "SHARD"
     before = figures(small)
-    assert "each rank sends a step" in before and "mm-more" not in before
+    assert "sent in a step" in before and "mm-more" not in before
     small.pin()
     small.choose(**{"fsdp.frozen_policy": "REPLICATE"})
     assert {str(unit.frozen_policy) for unit in small.plan.units if unit.kind == "frozen"} == {"REPLICATE"}
@@ -312,6 +312,7 @@ def test_a_path_of_data_is_looked_at_when_it_is_typed(small, tmp_path):
     assert "records train" in html and html.count("<img") == 3 and "&lt;b&gt;picture" in html and "<b>pic" not in html
     assert small.params.data.path == str(folder) and small.params.data.source == "folder"
     assert small.form.error is None
+    assert "skipped, as far as they were read: 1; 0.png" in html
     data.path.value = str(tmp_path / "nowhere")
     data.wait()
     assert "mm-error" in data.wait() and small.params.data.path == str(folder)

@@ -342,9 +342,9 @@ def test_figures_tell_their_change_since_the_pinned_plan(plans):
     batch = replace(costs["SHARD"].peak, activations=0)
     of_data = {name: replace(cost, batch="the first batch", batch_peak=batch) for name, cost in costs.items()}
     *_, peak, first = plan_figures(plans["REPLICATE"], of_data["REPLICATE"], pinned=(pinned[0], of_data["SHARD"]))
-    assert first == Figure(batch.bytes, "peak of the first batch", batch.bytes) and first.change == "same"
+    assert first == Figure(batch.bytes, "peak memory of the first batch", batch.bytes) and first.change == "same"
     *_, peak, ran = plan_figures(plans["SHARD"], of_data["SHARD"], ran=(2**20, 2**21))
-    assert "largest batch that ran; measured 2 MiB" in ran.label and "greatest length" in peak.label
+    assert "largest batch that ran; measured 2 MiB" in ran.label and "maximum length" in peak.label
     assert "&lt;" in figures_html([Figure(1, "<b>")])
 
 

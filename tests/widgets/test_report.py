@@ -70,7 +70,7 @@ def test_what_was_predicted_is_drawn_beside_what_was_measured(finished_run):
     (finished_run / "plan.json").write_text(json.dumps(found))
     text = report_html(finished_run)
     assert "predicted 95" not in text
-    assert "<b>8 MiB</b>peak of the largest of the data&#x27;s first 8 batches" in text
+    assert "<b>8 MiB</b>peak memory of the largest of the data&#x27;s first 8 batches" in text
     result = json.loads((finished_run / "result.json").read_text())
     result["peak"] = {"bytes": 80 << 20, "when": "backward of head", "batch": "input_ids 2 x 5"}
     (finished_run / "result.json").write_text(json.dumps(result))

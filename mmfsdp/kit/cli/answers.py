@@ -55,7 +55,7 @@ class CostFigures(Part):
     memory_bytes: int
     """The most that a rank holds in a step, without activations."""
     peak_bytes: int | None
-    """The most that a rank holds in a step, if all texts have the greatest length; null where it is not predicted."""
+    """The most that a rank holds in a step, if all texts have the maximum length; null where it is not predicted."""
     peak_when: str
     """Phase and unit of that peak."""
     batch_peak_bytes: int | None

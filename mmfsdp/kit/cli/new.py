@@ -6,8 +6,7 @@ import math
 import shlex
 import textwrap
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,9 @@ from .planning import say
 
 if TYPE_CHECKING:
     from ..data.batch import Sample
+    from ..data.processor import SampleProcessor
     from ..data.sources.detect import Detected
+    from ..train.notices import Look
     from .answers import NewAnswer
 
 SHOWN = 3
@@ -38,7 +39,7 @@ SMALL = "tiny"
 """The preset whose backbones are taken where no model is named."""
 JOINED_WORDS = "flamingo joins the two by gated cross-attention instead; model.lora_rank adds LoRA"
 SMALL_WORDS = (
-    "the demo's backbones: they know the 48 words of the demo's captions alone, so this shows that everything runs. To "
+    "the demo's backbones: they know the words of the demo's captions alone, so this shows that everything runs. To "
     "learn from your texts name a model of yours: --vision DIR --language DIR, or --model NAME"
 )
 
@@ -60,7 +61,10 @@ def new(values: Namespace) -> int:
         for line in describe(found):
             print(line)
     say("looking at the model")
-    params, of_data = with_data(base, found)
+    params, of_data, notices = with_data(base, found)
+    if not values.json:
+        for notice in notices:
+            print(*_wrapped(f"{notice.level}:", notice.message), sep="\n")
     text = as_yaml(params, comments | of_data, command_of(values))
     with target.open("x", encoding="utf-8") as file:  # fails where it was made meanwhile
         file.write(text)
@@ -68,12 +72,12 @@ def new(values: Namespace) -> int:
         raise AssertionError(f"{target} reads as other parameters")
     following = [f"mmfsdp {command} {shlex.quote(values.file)}" for command in ("plan", "run")]
     if values.json:
-        return reply(values, _answer(values.file, params, found, following))
+        return reply(values, _answer(values.file, params, found, notices, following))
     print(f"\nwritten to {values.file}; next:", *following, sep="\n  ")
     return 0
 
 
-def _answer(file: str, params: RunParams, found: Detected, following: list[str]) -> NewAnswer:
+def _answer(file: str, params: RunParams, found: Detected, notices: list[Finding], following: list[str]) -> NewAnswer:
     """Return what was found and written, for programs."""
     from .answers import NewAnswer, SampleFigures
 
@@ -92,7 +96,7 @@ def _answer(file: str, params: RunParams, found: Detected, following: list[str])
         train_records=train.length,
         heldout_records=heldout.length,
         samples=samples,
-        notices=[Finding("note", "data", note) for note in train.notes],
+        notices=notices,
         next=following,
     )
 
@@ -155,10 +159,6 @@ def describe(found: Detected) -> Iterator[str]:
     lengths = [source.length for source in (train, heldout)]
     if None not in lengths:
         yield from _wrapped("records:", f"{lengths[0]} train, {lengths[1]} are held out")
-    for label, reason in list(train.skipped.items())[:SHOWN]:
-        yield from _wrapped("skipped:", f"{label} {reason}")
-    for note in train.notes:
-        yield from _wrapped("note:", note)
     for sample in found.samples(SHOWN):
         yield ""
         yield from _sample_lines(sample)
@@ -189,13 +189,20 @@ def _wrapped(title: str, text: str, *, lines: int | None = None) -> list[str]:
     )
 
 
-def with_data(base: RunParams, found: Detected) -> tuple[RunParams, dict[str, str]]:
-    """Return the parameters with the data, and for dotted names a comment that says what to change."""
+def with_data(base: RunParams, found: Detected) -> tuple[RunParams, dict[str, str], list[Finding]]:
+    """Return the parameters with the data, for dotted names a comment that says what to change, and the notices.
+
+    Raises ParamError for a model that cannot be built, or that takes none of the samples.
+    """
     from ..run.rank_count import with_ranks
+    from ..train.notices import look_at, notices
+    from ..train.prepare import kept_model
 
     data, train = found.params, found.splits["train"]
     params = base.change(**{f"data.{name}": getattr(data, name) for name in ("source", "path", "pictures")})
-    length, length_words = fitting_length(params, found.samples(COUNTED))
+    model, processor = kept_model(params)
+    look = look_at(train, processor, COUNTED)
+    length, length_words = fitting_length(model, processor, look)
     ranks = with_ranks(params).launch.world_size
     # One step of all ranks must not need more records than there are.
     batch_size = max(1, min(params.train.batch_size, (train.length or 10**6) // ranks))
@@ -220,34 +227,25 @@ def with_data(base: RunParams, found: Detected) -> tuple[RunParams, dict[str, st
         "train.lr": "try other values of it first: mmfsdp sweep --grid train.lr=1e-4,1e-3",
         "train.eval_every": "steps between two measurements of the loss on held-out samples",
     }
-    return params, comments
+    return params, comments, notices(params, {"data": found.splits}, processor, looks={"data": look})
 
 
-def fitting_length(params: RunParams, samples: Sequence[Sample]) -> tuple[int, str]:
-    """Return the max_length that holds all of some samples, as far as the model reads, and words on where it is from.
+def fitting_length(model: Any, processor: SampleProcessor | None, look: Look) -> tuple[int, str]:
+    """Return the max_length that holds all samples of a look, as far as the model reads, and words on where it is from.
 
-    Raises ParamError for a model that cannot be built, or that takes none of the samples.
+    Raises ParamError for a model that takes none of the samples.
     """
-    from ..data.corrupt import CorruptRecord
-    from ..train.prepare import frozen_model
-
-    model, processor = frozen_model(params.model)
     if processor is None:
         words = (
             "a guess, since no tokenizer of this model is in a folder here; see how many samples a run reports as cut"
         )
         return FALLBACK_LENGTH, words
-    # Without a limit, or the limit would be the longest length that is found.
-    counter = replace(processor, max_length=10**6)
-    lengths: list[int] = []
-    refusal = ""
-    for sample in samples:
-        try:
-            lengths.append(counter([sample]).input_ids.shape[1])
-        except CorruptRecord as error:
-            refusal = refusal or str(error)
+    lengths = look.lengths
     if not lengths:
-        raise ParamError("pictures", f"the model accepts none of the first {len(samples)} samples: {refusal}")
+        from ..data.corrupt import first_reasons
+
+        reasons = first_reasons(look.refused)
+        raise ParamError("pictures", f"the model accepts none of the first {look.records} samples: {reasons}")
     longest = max(lengths)
     length = math.ceil(longest / ROUND_TO) * ROUND_TO
     words = f"the longest of {len(lengths)} samples has {longest} tokens; a shorter limit saves memory and cuts texts"

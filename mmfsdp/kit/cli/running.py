@@ -13,6 +13,8 @@ from typing import Any
 
 from ...params import ParamError, RunParams, TrackerKind
 from ...params.base import read_yaml, without_controls
+from ...params.findings import UNKNOWN_WORDS
+from ..run.files.snapshot import Snapshot
 from ..run.handle import Run
 from ..run.hub_cache import tell_of_hub
 from ..run.launch import launch as start_run
@@ -193,6 +195,9 @@ def finish(folder: Path, *, best: bool = False) -> int:
     from ..widgets.report import skipped_lines, write_report
 
     result = caption_held_out(folder, best=best)
+    for notice in Snapshot(folder).notices:
+        if notice.code == UNKNOWN_WORDS and result["captions"]:
+            show(f"  {notice}")
     for row in result["captions"][:5]:
         mark = "=" if row["caption"] == row["truth"] else "x"
         show(f"  {mark} {row['caption']}", f"    truth: {row['truth']}")

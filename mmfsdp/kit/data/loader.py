@@ -77,9 +77,6 @@ def batches(
         )
         loaders.append(loader)
         skipped[name] = SkippedRecords(place_of(source_params))
-        if rank == 0:
-            for note in source.notes:
-                print(f"{name}.{source.field}: {note}")
         skipped[name].add(source.skipped)
     return Batches(loaders, skipped)
 

@@ -42,7 +42,7 @@ def open_splits(
     if not takes.draws and not as_given and train.can_be_read_again:
         notes = range_notes(train.loaded(), params.picture_range)
         for split in splits.values():
-            split.notes += notes
+            split.picture_notes = notes
     return splits
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...checkpoint.steps import best_of
+from ...params.findings import UNKNOWN_WORDS
 from .error_kinds import error_words
 from .files.folder import LOSS_BYTES, LOSS_TITLE, PathLike, Row, best_words, final_loss
 from .files.reasons import NEVER_LAUNCHED, NO_RECORD, Reason
@@ -25,6 +26,8 @@ from .local import file_age
 if TYPE_CHECKING:
     from .launchers.launcher import Launcher
 
+WITHOUT_SENSE = "but the model does not know some words of its data"
+"""Note on a run that has learned texts with words that its tokenizer does not know: its captions may look right."""
 LAUNCH_TIMEOUT_S = 10.0
 """Seconds that a launch may take to write run.json."""
 
@@ -65,9 +68,11 @@ def run_state(run: PathLike | Snapshot) -> RunState:
     if state.done and not state.why:
         state = replace(state, why=Reason(look.stopped))
     words = skipped_steps(rows)
-    if not words or not (state.done or state.not_finite):
-        return state
-    return replace(state, notes=(*state.notes, words))
+    if words and (state.done or state.not_finite):
+        state = replace(state, notes=(*state.notes, words))
+    if state.status is Status.COMPLETED and any(notice.code == UNKNOWN_WORDS for notice in look.notices):
+        state = replace(state, notes=(*state.notes, WITHOUT_SENSE))
+    return state
 
 
 def ask_ahead(folders: Iterable[Path], *, timeout: float = 0.0) -> None:

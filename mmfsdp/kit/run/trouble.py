@@ -49,6 +49,8 @@ def troubles(
 ) -> list[Trouble]:
     """Return what is wrong with a run in this state, the worst first; [] if nothing is.
 
+    What its launch said of its data comes last.
+
     run: a look at it, or its folder. ranks: what `read_ranks` gives, where it was called already.
     """
     look = look_at(run)
@@ -62,7 +64,8 @@ def troubles(
     others = [_stall(ranks, state, look.record)]
     if why is None or why.kind != SKIPPED_STEPS:  # which is about the same steps
         others.insert(0, _bad_steps(rows))
-    return found + [trouble for trouble in others if trouble is not None]
+    of_data = [Trouble("warning", notice.code, notice.message) for notice in look.notices]
+    return found + [trouble for trouble in others if trouble is not None] + of_data
 
 
 def headline(state: RunState, found: Sequence[Trouble]) -> str:

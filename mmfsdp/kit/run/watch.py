@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...params.base import without_controls
+from ...params.findings import OF_DATA
 from .files.folder import NO_FILE, GrowingFile, PathLike, log_paths, open_regular, read_events
 from .files.run_record import RunState, Status, replay_words
 from .files.snapshot import Snapshot
@@ -232,7 +233,8 @@ def clock(seconds: float) -> str:
 def _trouble_lines(look: Snapshot, state: RunState) -> Iterator[tuple[str, Told]]:
     """Yield what is wrong before the end of a run as (code, line)."""
     for trouble in troubles(look, state):
-        if trouble.code != FAILED:  # it is told at the end, which is near
+        # A failure is told at the end, which is near; what is to be known of the data stands in rank 0's log.
+        if trouble.code != FAILED and trouble.code not in OF_DATA:
             yield trouble.code, Told("trouble", str(trouble))
 
 

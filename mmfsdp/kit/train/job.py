@@ -51,6 +51,7 @@ from .features import FeatureCache
 from .handed_plan import NO_PLAN, RunPlan, take_plan
 from .learning_rates import rates_line, spell_out_rates
 from .loop import take_up, train
+from .notices import notices
 from .optimizer import build_optimizer, build_scaler
 from .train_state import TrainSetup
 
@@ -259,11 +260,12 @@ def plan_of_run(
     rates = rates_line(plan, spell_out_rates(built, params))
     cost = estimate(plan, params.train, sources=len(params.data.sources()))
     if dist.get_rank() == 0:
-        from .prepare import Prepared
+        from .prepare import Prepared, with_notices
 
         if handed != NO_PLAN:
             print(f"the ranks plan again: {handed}")
-        write_plan(folder, Prepared(params, plan, cost, rates, model=model_digest(built)), begin=begin)
+        told = with_notices(plan, [each for each in notices(params, sources, processor) if each.level != "error"])
+        write_plan(folder, Prepared(params, told, cost, rates, model=model_digest(built)), begin=begin)
     return RunPlan(plan, cost.wire_bytes, rates)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -31,7 +31,7 @@ from ...predict import Estimate, estimate
 from ...predict.memory_events import with_memory_events, with_recording
 from ...predict.plan_cache import PlanCache
 from ..data import open_sources
-from ..data.chat import NO_SYSTEM, SEVERAL_TURNS
+from ..data.chat import NO_SYSTEM
 from ..data.open_sources import Splits, open_for
 from ..data.processor import SampleProcessor
 from ..models.build import build_model, freeze_model
@@ -49,11 +49,10 @@ from .handed_plan import model_digest, sealed, shapes_of
 from .learning_rates import rate_groups, rates_line, spell_out_rates, try_schedule
 from .metrics import try_metrics
 from .moving_average import check_average
+from .notices import notices
 from .own_callbacks import check_callbacks
 from .start_from import check_start
 
-FEW_ROWS = "few-rows"
-"""Code of the finding that a step takes more rows than there are."""
 _building = threading.Lock()
 
 
@@ -100,24 +99,31 @@ def prepare(params: RunParams, *, activations: bool = False) -> Prepared:
     check_callbacks(params)
     try_schedule(params.train)
     sources = opened(params)
+    _, processor = kept_model(params)
+    found = notices(params, sources, processor)
     first, *others = phases_of(params)
-    made = prepare_phase(first, sources, activations=activations)
+    made = prepare_phase(first, sources, found, activations=activations)
     later = {}
     for phase in others:
         try:
-            later[phase.begin] = prepare_phase(phase, sources, activations=activations)
+            later[phase.begin] = prepare_phase(phase, sources, found, activations=activations)
         except ParamError as error:
             raise ParamError(f"train.freeze_from.{phase.begin}", f"from step {phase.begin + 1} on, {error}") from None
     check_rates_have_effect(params, made, *later.values())
     return replace(made, code=sources_of(params), later=later)
 
 
-def prepare_phase(phase: Phase, sources: Mapping[str, Splits], *, activations: bool) -> Prepared:
-    """Plan and check the steps of a run in which the same parameters are frozen. Raises ParamError as `prepare`."""
+def prepare_phase(
+    phase: Phase, sources: Mapping[str, Splits], found: Sequence[Finding], *, activations: bool
+) -> Prepared:
+    """Plan and check the steps of a run in which the same parameters are frozen. Raises ParamError as `prepare`.
+
+    found: what `notices` returned of the data.
+    """
     params = phase.params
     stages = previews(params, sources)
     plan, cost = next(stages)
-    plan = with_place(with_data(plan, sources, params), params)
+    plan = with_place(with_notices(plan, found), params)
     plan.check()
     model, processor = kept_model(params)
     check_cache(params, model)
@@ -198,41 +204,13 @@ def rates_of(params: RunParams, plan: WrapPlan) -> str:
     return rates_line(plan, spell_out_rates(model, params))
 
 
-def with_data(plan: WrapPlan, sources: Mapping[str, Splits], params: RunParams) -> WrapPlan:
-    """Return the plan with what a person should know of the data among its findings."""
-    lint = list(plan.lint)
-    turns = "".join(finding.message for finding in plan.lint if finding.code == SEVERAL_TURNS)
-    no_system = "".join(finding.message for finding in plan.lint if finding.code == NO_SYSTEM)
-    if not any(splits["train"].has_system for splits in sources.values()):
-        lint = [finding for finding in lint if finding.code != NO_SYSTEM]
-    for place, splits in sources.items():
-        source = splits["train"]
-        lint += [Finding("warning", "data", f"{place}.{source.field}: {note}") for note in source.notes]
-        if source.has_turns and turns:
-            words = f"{place}.{source.field} has conversations of several turns: {turns}"
-            lint.insert(0, Finding("error", SEVERAL_TURNS, words))
-        if source.has_system and no_system:
-            words = f"{place}.{source.field} has system texts: {no_system}"
-            lint.insert(0, Finding("error", NO_SYSTEM, words))
-    lint += [Finding("warning", FEW_ROWS, text) for text in few_rows(params, sources)]
-    return replace(plan, lint=tuple(lint))
-
-
-def few_rows(params: RunParams, sources: Mapping[str, Splits]) -> list[str]:
-    """Return a text about each source with fewer rows to train on than a step takes: a step has rows more than once."""
-    train, ranks = params.train, with_ranks(params).launch.world_size
-    sizes = [train.batch_size] + [more.batch_size or train.batch_size for more in params.data.more]
-    texts = []
-    for (place, splits), size in zip(sources.items(), sizes, strict=True):
-        rows, in_step = splits["train"].length, size * train.accumulation * ranks
-        if rows is not None and rows < in_step:
-            where = f"{place}.{splits['train'].field}"
-            texts.append(
-                f"{where}: {rows} rows to train on, and a step takes {in_step} (batch size {size} "
-                f"x accumulation {train.accumulation} x {ranks} ranks), so each step has rows several times; give it "
-                "more rows, or lower train.batch_size, train.accumulation or launch.ranks"
-            )
-    return texts
+def with_notices(plan: WrapPlan, found: Sequence[Finding]) -> WrapPlan:
+    """Return the plan with what a person should know of the data among its findings, errors first."""
+    errors = tuple(finding for finding in found if finding.level == "error")
+    others = tuple(finding for finding in found if finding.level != "error")
+    # Whether a source has system texts is known now.
+    of_plan = tuple(finding for finding in plan.lint if finding.code != NO_SYSTEM)
+    return replace(plan, lint=(*errors, *of_plan, *others))
 
 
 def with_place(plan: WrapPlan, params: RunParams) -> WrapPlan:

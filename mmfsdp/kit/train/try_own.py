@@ -60,7 +60,7 @@ def _try_reader(params: RunParams) -> list[str]:
     train, heldout = splits["train"], splits["heldout"]
     path = path_of(params.data.reader) if params.data.reader else ""
     rows = f"{_count(train)} rows to train on, {_count(heldout)} held out"
-    return [f"{path}: {rows}; first: {in_words(next(iter(train)))}", *train.notes]
+    return [f"{path}: {rows}; first: {in_words(next(iter(train)))}", *train.notes, *train.picture_notes]
 
 
 def _count(source: Source) -> str:

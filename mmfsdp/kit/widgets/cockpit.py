@@ -326,10 +326,11 @@ class Cockpit(CellWidget):
 
 
 SHORT_LABELS = {
-    "a rank holds at rest": "at rest",
-    "most in a step, without": "peak, without",
-    "peak, if all texts are of the greatest length": "peak, longest texts",
-    "peak of the largest of the data's ": "peak, ",
+    "sent by each rank": "sent",
+    "weights on each rank": "weights",
+    "peak memory without": "peak, without",
+    "peak memory, if all texts have the maximum length": "peak, longest texts",
+    "peak memory of the largest of the data's ": "peak, ",
 }
 """Parts of a label -> fewer words: five figures stand side by side. The report has the long ones."""
 

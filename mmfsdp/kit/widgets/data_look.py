@@ -1,17 +1,18 @@
-"""DataLook: the path of a person's data, and what is there: records, three of the pictures, the first bad record."""
+"""DataLook: the path of a person's data, and what is there: records, three of the pictures, what one should know."""
 
 from __future__ import annotations
 
 import base64
 import io
 from collections.abc import Callable
+from contextlib import suppress
 from html import escape
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as w
 
-from ...params import DataSource, ParamError, RunParams
+from ...params import DataParams, DataSource, ParamError, RunParams
 from .cell import import_lock
 from .controls import Control
 from .markup import note
@@ -48,20 +49,28 @@ class DataLook(Worker, Control):
         self.path.tooltip = "data.path"
         self._look = self.error_line = w.HTML()
         self._take, self._refuse = take, refuse
-        self._shown: Any = None  # the data that are looked at
+        self._shown: Any = None  # the choices whose data are looked at
+        self._opened: tuple[DataParams, dict[str, Splits]] | None = None  # the newest data, and their sources
         super().__init__("data.path", [self.path, self._look], lambda name, value: self._typed(value))
         self.path.observe(lambda change: self.typed(change.new), "value")
 
     def fill(self, value: Any, params: RunParams) -> None:
         """Show the path of these parameters, and look at their data if they are others than before."""
         self.path.value = value or ""
-        if params.data == self._shown:
+        train, launch = params.train, params.launch
+        choices = (params.data, params.model, train.batch_size, train.accumulation, launch.ranks)
+        if choices == self._shown:
             return
-        self._shown = params.data
+        is_same_data = self._shown is not None and self._shown[0] == params.data
+        self._shown = choices
+        if not is_same_data:
+            self._opened = None
         if params.data.reader is not None:  # a person's code runs when they ask for it
             self._start("look", lambda: note(OWN_READER), self._show_look)
+        elif is_same_data and self._opened is not None:  # what is shown stays until there is something else
+            self.work("look", lambda: self._look_at(params), show=self._show_look)
         else:
-            self._start("look", lambda: look_at(params), self._show_look)
+            self._start("look", lambda: self._look_at(params), self._show_look)
 
     def why_idle(self, params: RunParams) -> str:
         """Return "": a path chooses the source that reads it."""
@@ -84,6 +93,12 @@ class DataLook(Worker, Control):
     def _start(self, name: str, function: Callable[[], Any], show: Callable[[Any], None]) -> None:
         self._look.value = note(LOOKING, role="status")
         self.work(name, function, show=show)
+
+    def _look_at(self, params: RunParams) -> str:
+        """Return what the sources of these parameters have as HTML, opened once for all choices with the same data."""
+        if self._opened is None or self._opened[0] != params.data:
+            self._opened = params.data, open_sources_of(params)
+        return look_at(params, self._opened[1])
 
     def _show_look(self, look: str) -> None:
         self._look.value = look
@@ -120,17 +135,33 @@ def detected(path: str) -> tuple[dict[str, Any], str]:
     return values, look_html(found.splits)
 
 
-def look_at(params: RunParams) -> str:
-    """Return what the sources of these parameters have as HTML."""
+def open_sources_of(params: RunParams) -> dict[str, Splits]:
+    """Return the sources of these parameters, opened. Raises ParamError as `open_sources`."""
     with import_lock:
         from ..data import open_sources
 
-    splits = list(open_sources(params.data, image_size=IMAGE_SIZE).values())
-    return "".join(look_html(each) for each in splits[:SHOWN])
+    return open_sources(params.data, image_size=IMAGE_SIZE)
+
+
+def look_at(params: RunParams, sources: dict[str, Splits]) -> str:
+    """Return what opened sources have as HTML, and what a person should know of it before a run."""
+    with import_lock:
+        from ..train.notices import notices
+        from ..train.prepare import kept_model
+
+        processor = None
+        # Without rows to read there is no need for the model; where it cannot be built, the plan says why.
+        with suppress(ParamError):
+            if not all(source.source.takes.draws for source in params.data.sources().values()):
+                _, processor = kept_model(params)
+    html = "".join(look_html(each) for each in list(sources.values())[:SHOWN])
+    for notice in notices(params, sources, processor):
+        html += note(notice.message, "quiet" if notice.level == "note" else notice.level)
+    return html
 
 
 def look_html(splits: Splits) -> str:
-    """Return what a source has: records, the first pictures with their texts, the first bad record and why."""
+    """Return what a source has: its records, and the first pictures with their texts."""
     from ..data.batch import Sample
 
     train, heldout = splits["train"], splits["heldout"]
@@ -141,13 +172,7 @@ def look_html(splits: Splits) -> str:
         words = f"{train.length:,} records train"
         if heldout.length is not None:
             words += f", {heldout.length:,} are held out"
-    html = f'<div class="mm-look">{cards}</div>{note(words)}'
-    skipped = list(train.skipped.items())
-    if skipped:
-        name, reason = skipped[0]
-        words = f"{len(skipped):,} records cannot be used, such as" if len(skipped) > 1 else "A record cannot be used:"
-        html += note(f"{words} {name}, which {reason}", "warning")
-    return html
+    return f'<div class="mm-look">{cards}</div>{note(words)}'
 
 
 def _cards(samples: list[Sample]) -> str:

@@ -18,7 +18,7 @@ from ..run.handle import Run
 from ..run.interrupt import interruptible
 from ..run.progress import PartProgress, part_of
 from ..run.state import read_ranks, run_state
-from ..run.trouble import Trouble, headline, is_ending, troubles
+from ..run.trouble import FAILED, Trouble, headline, is_ending, troubles
 from ..run.watch import LogReader, Progress, clock
 from .actions import Actions
 from .banner import banner, tracebacks
@@ -118,7 +118,8 @@ class RunPanel(Worker, CellWidget):
         self.logs.add(lines, left_out=self._tail.left_out, gaps=self._tail.gaps)
         self.state = state
         self._viewer.ask()
-        has_failed = state.rank is not None and not self._troubles  # this is told at once
+        is_told = any(trouble.code == FAILED for trouble in self._troubles)
+        has_failed = state.rank is not None and not is_told  # this is told at once
         if state.done or has_failed or time.monotonic() >= self._details_due:
             cpu_start = time.thread_time()
             self._draw_details(look)

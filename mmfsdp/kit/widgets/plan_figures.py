@@ -64,27 +64,25 @@ def plan_figures(
     """
     other_plan, other = pinned if pinned else (None, None)
     figures = [
-        Figure(cost.wire_bytes, "each rank sends a step", other.wire_bytes if other else None),
-        Figure(plan.bytes_at_rest, "weights a rank holds at rest", other_plan.bytes_at_rest if other_plan else None),
+        Figure(cost.wire_bytes, "sent by each rank in a step", other.wire_bytes if other else None),
         Figure(
-            cost.memory_bytes,
-            "most in a step, without activations",
-            other.memory_bytes if other else None,
+            plan.bytes_at_rest, "weights on each rank between steps", other_plan.bytes_at_rest if other_plan else None
         ),
+        Figure(cost.memory_bytes, "peak memory without activations", other.memory_bytes if other else None),
     ]
     if cost.peak_bytes is not None:
         activations = cost.peak.activations if cost.peak else 0
-        label = f"peak, if all texts are of the greatest length; {size(activations)} of it activations"
+        label = f"peak memory, if all texts have the maximum length; {size(activations)} of it activations"
         figures.append(Figure(cost.peak_bytes, label, other.peak_bytes if other else None))
     if ran:
         predicted, measured = ran
-        label = "predicted peak of the largest batch that ran"
+        label = "predicted peak memory of the largest batch that ran"
         if measured is not None:
             label += f"; measured {size(measured)}"
         figures.append(Figure(predicted, label))
     elif cost.batch_peak_bytes is not None:
         before = other.batch_peak_bytes if other else None
-        figures.append(Figure(cost.batch_peak_bytes, f"peak of {cost.batch}", before))
+        figures.append(Figure(cost.batch_peak_bytes, f"peak memory of {cost.batch}", before))
     return figures
 
 
@@ -101,7 +99,10 @@ def figures_html(figures: Sequence[Figure]) -> str:
 
 def findings(plan: WrapPlan) -> str:
     """Return what the lint found, and what AUTO chose."""
-    html = "".join(note(f"{finding.level}: {finding.message}", finding.level) for finding in plan.lint)
+    html = ""
+    for finding in plan.lint:
+        kind = "quiet" if finding.level == "note" else finding.level
+        html += note(f"{finding.level}: {finding.message}", kind)
     return html + (note(plan.why) if plan.why else "")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import ipywidgets as w
 import yaml
 
+from ...params.findings import UNKNOWN_WORDS
 from ...params.in_words import size
 from ..run.files.folder import (
     MAX_METRICS_BYTES,
@@ -155,6 +156,8 @@ def caption_cards(folder: Path, *, max_cards: int = 12) -> str:
     result = read_result(folder)
     rows = result.get("captions", [])
     html = note(result["no_captions"][:300]) if "no_captions" in result else ""
+    if rows:
+        html += "".join(note(notice, "warning") for notice in Snapshot(folder).notices if notice.code == UNKNOWN_WORDS)
     for split, title in SPLITS.items():
         cards = [_card(folder, row) for row in rows if row.get("split") == split]
         if cards:

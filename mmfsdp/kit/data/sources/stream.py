@@ -6,7 +6,7 @@ A position holds the same record whatever the number of ranks and workers, so a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -113,6 +113,8 @@ class Source(ABC):
     """Label to reason of the corrupt records that this process has met."""
     notes: list[str]
     """Notes on the source: how it is split, what is not read."""
+    picture_notes: Sequence[str] = ()
+    """Notes on the values of its pictures."""
     length: int | None
     """Number of records; None if unknown, or if they are generated without end."""
     has_turns: bool = False

@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ....params.base import without_controls
+from ....params.findings import OF_DATA, Finding
 from ..local import is_here, is_supervised
 from .folder import (
     LAST_ROWS_BYTES,
@@ -26,6 +28,7 @@ from .folder import (
     read_metrics,
     read_result,
 )
+from .plan_file import read_plan
 from .run_record import JOB_NUMBER, MAX_REASON, RunRecord, RunState, rank_status, state_of_values, status_values
 
 T = TypeVar("T")
@@ -106,6 +109,21 @@ class Snapshot:
             return int(self.text(f"logs/{EXIT_CODE_FILE}") or "")
         except ValueError:
             return None
+
+    @cached_property
+    def notices(self) -> list[Finding]:
+        """The warnings about its data that its launch gave, in the order of `OF_DATA`; [] where nobody has planned it.
+
+        Somebody else may have written them.
+        """
+        plan = read_plan(self.folder).get("plan")
+        lint = plan.get("lint") if isinstance(plan, dict) else None
+        found = []
+        for each in lint if isinstance(lint, list) else ():
+            if isinstance(each, dict) and each.get("code") in OF_DATA:
+                words = without_controls(str(each.get("message", "")))[:MAX_REASON]
+                found.append(Finding("warning", each["code"], words))
+        return sorted(found, key=lambda finding: OF_DATA.index(finding.code))
 
     def text(self, name: str) -> str | None:
         """Return what a small file of the folder holds; None if there is none."""
