@@ -13,6 +13,17 @@ from weakref import WeakKeyDictionary, WeakSet
 from .plan import WrapPlan
 
 
+@dataclass(frozen=True)
+class CheckedParameters:
+    """Hold what `check_step` has looked at. It holds no tensor, which could keep the model in memory."""
+
+    state: list[int]
+    """What it found may be wrong only if this changes: the identities of all parameters, of those that train and of
+    those in the optimizer."""
+    names: dict[int, str]
+    """Name of each parameter before wrapping, by its identity."""
+
+
 @dataclass
 class ModelRecord:
     """Hold what the package remembers about one model."""
@@ -23,6 +34,8 @@ class ModelRecord:
     """`keep_gathered` is active: forwards without gradients leave its units gathered."""
     first_step_checked: bool = False
     """`train_step` has compared the ranks' batches and linted the loss of its first step."""
+    checked: CheckedParameters | None = None
+    """The parameters that `train_step` has compared with its optimizer; None before its first step."""
     parts_watch: Any = None
     """Of `train_step`: notes which parts a step uses; see same_parts.py."""
     frozen_norms: WeakSet[Any] | None = None

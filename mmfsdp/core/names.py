@@ -34,6 +34,32 @@ def ancestors(name: str) -> Iterator[str]:
         yield name
 
 
+def modules_of(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield each module once, in the order of `model.modules()`.
+
+    That method makes names, in generators inside generators. A step walks through all modules several times, while a
+    GPU may wait for it.
+    """
+    seen: set[nn.Module] = set()
+    left = [model]
+    while left:
+        module = left.pop()
+        if module not in seen:
+            seen.add(module)
+            yield module
+            left += [child for child in reversed(module._modules.values()) if child is not None]
+
+
+def parameters_of(model: nn.Module) -> list[nn.Parameter]:
+    """Return each parameter once, in the order of `model.parameters()`."""
+    found: dict[int, nn.Parameter] = {}  # by identity: the hash of a tensor is a call of Python
+    for module in modules_of(model):
+        for p in module._parameters.values():
+            if p is not None:
+                found.setdefault(id(p), p)
+    return list(found.values())
+
+
 def class_name(model: nn.Module) -> str:
     """Return the name of a model's class, without what fully_shard adds: it puts a class of its own before it."""
     return next(cls for cls in type(model).__mro__ if not issubclass(cls, FSDPModule)).__name__

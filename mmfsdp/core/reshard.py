@@ -14,6 +14,7 @@ from torch.distributed.fsdp._common_utils import TrainingState as FSDP1State
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from .model_record import record_of
+from .names import modules_of
 from .recompute import in_backward
 
 
@@ -24,7 +25,7 @@ def reshard(model: nn.Module, *, order_length: int = 0) -> None:
 
     order_length: entries of FSDP2's order of forward that a later backward still needs.
     """
-    for module in model.modules():
+    for module in modules_of(model):
         if isinstance(module, FSDPModule):
             end_forward(module)
             groups = parameter_groups(module)
@@ -102,7 +103,7 @@ def drop_gradients(model: nn.Module) -> None:
 
 def roots(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules that FSDP1 or FSDP2 took for a root in their first forward."""
-    for module in model.modules():
+    for module in modules_of(model):
         if isinstance(module, FSDPModule):
             if module._get_fsdp_state()._is_root:
                 yield module

@@ -25,7 +25,7 @@ from ..params import ParamError
 from .collectives import answering_ranks, gather_through_store, rank, world_size
 from .guards import list_all
 from .model_record import record_of
-from .names import plain_name
+from .names import parameters_of, plain_name
 from .reshard import parameter_groups
 from .units import unit_name
 
@@ -204,7 +204,12 @@ class PartsWatch:
         if self.handles:
             # A rank may hold no element of a parameter, so FSDP1's units tell, and not the parameters.
             return [name for name, handle in self.handles.items() if handle.flat_param.grad is not None]
-        return [plain_name(name, model) for name, p in model.named_parameters() if p.grad is not None]
+        with_gradient = [p for p in parameters_of(model) if p.grad is not None]
+        checked = record_of(model).checked
+        names = checked.names if checked else {}
+        if not all(id(p) in names for p in with_gradient):  # put in its place since the step began
+            names = {id(p): plain_name(name, model) for name, p in model.named_parameters()}
+        return [names[id(p)] for p in with_gradient]
 
 
 def watch_parts(model: nn.Module) -> PartsWatch:

@@ -39,6 +39,8 @@ class SeveralOptimizers(Optimizer):
         super().__init__([{"params": [torch.zeros(())]}], {})  # for torch's hooks; the groups are those below
         self.param_groups, self.state = groups, states
         self.defaults = {"fused": all(optimizer.defaults.get("fused") for optimizer in optimizers)}
+        supported = (getattr(optimizer, "_step_supports_amp_scaling", False) for optimizer in optimizers)
+        self._step_supports_amp_scaling = all(supported)  # torch's own name, which train_step looks at
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -74,7 +76,11 @@ class SeveralOptimizers(Optimizer):
         """Let each make its step. Raises ValueError for a closure."""
         if closure is not None:
             raise ValueError("closure: several optimizers make one step of the same gradients; give none")
+        # What train_step has set for fused kernels.
+        names = ("grad_scale", "found_inf")
+        of_kernels: dict[str, Any] = {name: vars(self)[name] for name in names if name in vars(self)}
         for optimizer in self.optimizers:
-            if hasattr(self, "found_inf"):  # by train_step, for fused kernels
-                optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]
+            vars(optimizer).update(of_kernels)
             optimizer.step()
+            for name in of_kernels:
+                del vars(optimizer)[name]

@@ -23,8 +23,8 @@ from .collectives import compute_device, rank, sum_over_ranks, world_size
 from .gradient_sync import gradient_sync
 from .guards import hooks_after_wrapping, list_all, model_changed
 from .micro_batch import StepBatch, as_batches, check_loss, label_tokens, lint_loss, logits_of, loss_of
-from .model_record import plan_of, record_of
-from .names import plain_name, unwrapped
+from .model_record import CheckedParameters, plan_of, record_of
+from .names import parameters_of, plain_name, unwrapped
 from .optimizer_states import CLOSURE, needs_closure
 from .reshard import drop_failed_step, reshard
 from .same_parts import UsedParts, watch_parts
@@ -103,8 +103,7 @@ def train_step(
     # 4. Clip once and step. If the loss or the norm is not finite, or if ranks used different parts of the model, no
     # rank changes its weights.
     finite = torch.isfinite(loss + grad_norm) & same_parts
-    clip_gradients(optimizer, grad_norm, max_grad_norm, scale)
-    step_if(finite, optimizer, scaler)
+    step_if(finite, optimizer, scaler, factor=gradient_factor(grad_norm, max_grad_norm, scale))
     if schedule is not None:
         schedule.step()
     # In the order of FIGURES.
@@ -138,7 +137,8 @@ def check_step(model: nn.Module, optimizer: Optimizer, scaler: LossScale | None)
     dropped.
 
     ParamError if the optimizer needs a closure, lacks a trainable parameter, or has a frozen one of a planned model, or
-    if a parameter has a gradient already; ValueError for fp16 without a scaler.
+    if a parameter has a gradient already; ValueError for fp16 without a scaler. Names are made, and the optimizer is
+    looked at, only where parameters, what trains, or the optimizer have changed since the last step.
     """
     if isinstance(optimizer, (list, tuple)):
         fix = "join them once, before the loop: SeveralOptimizers(*optimizers), from mmfsdp.core.several_optimizers"
@@ -149,24 +149,53 @@ def check_step(model: nn.Module, optimizer: Optimizer, scaler: LossScale | None)
         raise ValueError("scaler: None, and gradients in fp16 underflow without one; give it build_scaler(model)")
     drop_failed_step(model)
     reshard(model)  # FSDP2 lists whole tensors while a unit is gathered; gradients go to the shards
+    parameters = parameters_of(model)
+    record = record_of(model)
+    state = parameter_state(parameters, optimizer)
+    if record.checked is None or record.checked.state != state:
+        names = {id(p): plain_name(name, model) for name, p in model.named_parameters()}
+        check_optimized(model, optimizer, names)
+        record.checked = CheckedParameters(state, names)
+    with_gradient = [record.checked.names[id(p)] for p in parameters if p.grad is not None]
+    if with_gradient:
+        raise ParamError(
+            "model",
+            f"{list_all(with_gradient)}: has a gradient of a backward before train_step, which would be added to this "
+            "step's; call optimizer.zero_grad() first, and leave every backward of a step to train_step",
+        )
+    warn_of_frozen_norms(model)
+    if rank() == 0 and not record.first_step_checked:
+        for finding in hooks_after_wrapping(model):
+            warnings.warn(finding.message, stacklevel=3)
+
+
+def parameter_state(parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> list[int]:
+    """Return numbers that change with the parameters of a model, with what trains, and with what is optimized."""
+    state = [id(p) for p in parameters]
+    for tensors in ([p for p in parameters if p.requires_grad], *(group["params"] for group in optimizer.param_groups)):
+        state += [-1, *map(id, tensors)]
+    return state
+
+
+def check_optimized(model: nn.Module, optimizer: Optimizer, names: Mapping[int, str]) -> None:
+    """Raise ParamError unless the optimizer has what trains, and nothing that a plan has as frozen.
+
+    names: of the model's parameters, by identity.
+    """
     optimized: set[torch.Tensor] = set()
     for group in optimizer.param_groups:
         optimized.update(group["params"])
     plan = plan_of(model)
     missing = []
-    with_gradient = []
     trainable = 0
-    for name, p in model.named_parameters():
+    for p in parameters_of(model):
         trainable += p.requires_grad
-        if p.grad is not None:
-            with_gradient.append(plain_name(name, model))
         if p.requires_grad and p not in optimized:
-            missing.append(plain_name(name, model))
+            missing.append(names[id(p)])
         if plan and p in optimized and not p.requires_grad:
-            plain = plain_name(name, model)
             raise ParamError(
                 "optimizer",
-                f"{plain}: frozen, yet given to the optimizer, which may decay it; give it only the "
+                f"{names[id(p)]}: frozen, yet given to the optimizer, which may decay it; give it only the "
                 "parameters with requires_grad (build_optimizer does)",
             )
     if missing and plan:
@@ -174,18 +203,8 @@ def check_step(model: nn.Module, optimizer: Optimizer, scaler: LossScale | None)
         stop_at_errors(model_changed(model, plan))
     if missing:
         raise ParamError("optimizer", not_optimized(missing, trainable))
-    if with_gradient:
-        raise ParamError(
-            "model",
-            f"{list_all(with_gradient)}: has a gradient of a backward before train_step, which would be added to this "
-            "step's; call optimizer.zero_grad() first, and leave every backward of a step to train_step",
-        )
     if plan is None and isinstance(model, DistributedDataParallel):
         check_plain_ddp(model)
-    warn_of_frozen_norms(model)
-    if rank() == 0 and not record_of(model).first_step_checked:
-        for finding in hooks_after_wrapping(model):
-            warnings.warn(finding.message, stacklevel=3)
 
 
 def check_plain_ddp(model: DistributedDataParallel) -> None:
@@ -275,7 +294,7 @@ def token_sum(mean: torch.Tensor, tokens: int) -> torch.Tensor:
 def squared_grad_norm(model: nn.Module, device: torch.device) -> torch.Tensor:
     """Return this rank's part of the gradient's squared 2-norm, (1,) float64: the parts of all ranks add up to it."""
     grads, copies = [], []
-    for p in model.parameters():
+    for p in parameters_of(model):
         if p.requires_grad and p.grad is not None:
             grads.append(local_part(p.grad))
             copies.append(count_copies(model, p))
@@ -306,41 +325,61 @@ def count_copies(model: nn.Module, p: nn.Parameter) -> int:
 
 
 @torch.no_grad()
-def clip_gradients(
-    optimizer: Optimizer, grad_norm: torch.Tensor, max_grad_norm: float | None, scale: torch.Tensor | float
-) -> None:
-    """Divide all gradients by the loss scale and clip their global norm to max_grad_norm (Pascanu et al. 2013).
+def gradient_factor(
+    grad_norm: torch.Tensor, max_grad_norm: float | None, scale: torch.Tensor | float
+) -> torch.Tensor | None:
+    """Return the factor that divides gradients by the loss scale and clips their global norm to max_grad_norm.
 
-    The norm is over all ranks' shards together, so every rank multiplies by the same factor.
+    None if they are neither scaled nor clipped. The norm is over all ranks' shards together, so every rank has the same
+    factor (Pascanu et al. 2013).
     """
     if max_grad_norm is None and isinstance(scale, float):
-        return  # neither clipped nor scaled
+        return None
     factor = torch.ones_like(grad_norm)
     if max_grad_norm is not None:
         # 1e-6 as in torch.nn.utils.clip_grad_norm_.
         factor = (max_grad_norm / (grad_norm + 1e-6)).clamp(max=1.0)
-    factor = (factor / scale).float()
+    return (factor / scale).float()
+
+
+def step_if(
+    finite: torch.Tensor, optimizer: Optimizer, scaler: LossScale | None, *, factor: torch.Tensor | None
+) -> None:
+    """Step with gradients times `factor` if `finite`, tell the scaler, and drop the gradients."""
+    device = next((p.device for group in optimizer.param_groups for p in group["params"]), finite.device)
+    if factor is not None and not scales_gradients(optimizer):
+        multiply_gradients(optimizer, factor)
+    elif factor is not None:
+        # The kernel divides by it while it has the gradients, which saves a kernel and a pass over them.
+        optimizer.grad_scale = factor.reciprocal().to(device)  # type: ignore[attr-defined]
+    if optimizer.defaults.get("fused"):
+        # The fused kernel does nothing if found_inf is 1: the host need not know, so it does not wait.
+        optimizer.found_inf = (~finite).float().to(device)  # type: ignore[attr-defined]
+        optimizer.step()
+    elif bool(finite):  # waits for the device
+        optimizer.step()
+    for name in ("grad_scale", "found_inf"):  # the next step may be one of the caller's
+        vars(optimizer).pop(name, None)
+    optimizer.zero_grad(set_to_none=True)
+    if scaler is not None:
+        scaler.update(finite)
+
+
+def scales_gradients(optimizer: Optimizer) -> bool:
+    """Return True if the optimizer's kernels divide gradients by its `grad_scale`, as torch.amp.GradScaler asks it."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False) and optimizer.defaults.get("fused"))
+
+
+@torch.no_grad()
+def multiply_gradients(optimizer: Optimizer, factor: torch.Tensor) -> None:
+    """Multiply all gradients of an optimizer by a number, (), by one kernel."""
     grads = []
     for group in optimizer.param_groups:
         for p in group["params"]:
             if p.grad is not None:
                 grads.append(local_part(p.grad))
     if grads:
-        torch._foreach_mul_(grads, factor.to(grads[0].device))  # one kernel for all
-
-
-def step_if(finite: torch.Tensor, optimizer: Optimizer, scaler: LossScale | None) -> None:
-    """Step if `finite`, tell the scaler, and drop the gradients."""
-    if optimizer.defaults.get("fused"):
-        # The fused kernel does nothing if found_inf is 1: the host need not know, so it does not wait.
-        device = optimizer.param_groups[0]["params"][0].device  # the CPU if shards are offloaded
-        optimizer.found_inf = (~finite).float().to(device)  # type: ignore[attr-defined]
-        optimizer.step()
-    elif bool(finite):  # waits for the device
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    if scaler is not None:
-        scaler.update(finite)
+        torch._foreach_mul_(grads, factor.to(grads[0].device))
 
 
 def send_to_host(

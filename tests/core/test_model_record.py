@@ -13,7 +13,7 @@ from torch.optim import SGD
 from mmfsdp.core import model_record
 from mmfsdp.core.inference import keep_gathered
 from mmfsdp.core.model_record import plan_of, record_of
-from mmfsdp.core.names import plain_name, unwrapped
+from mmfsdp.core.names import modules_of, parameters_of, plain_name, unwrapped
 from mmfsdp.core.step import train_step
 from mmfsdp.kit.train.optimizer import build_optimizer
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
@@ -100,6 +100,66 @@ def test_a_gradient_of_before_the_step_is_told(backend):
         train_step(model, BATCHES, optimizer)
     optimizer.zero_grad()
     train_step(model, BATCHES, optimizer)
+
+
+def leave_out(model, optimizer):
+    optimizer.param_groups[0]["params"].pop()
+
+
+def freeze_first(model, optimizer):
+    unwrapped(model).module.first.weight.requires_grad_(False)
+
+
+def unfreeze(model, optimizer):
+    unwrapped(model).before.weight.requires_grad_(True)
+
+
+def add_part(model, optimizer):
+    unwrapped(model).more = nn.Linear(2, 2)
+
+
+def replace_part(model, optimizer):
+    unwrapped(model).module.second.bias = nn.Parameter(torch.zeros(1))
+
+
+CHANGES = {
+    leave_out: "before.bias: trainable, but not given to the optimizer",
+    freeze_first: "module.first.weight: frozen, yet given to the optimizer",
+    unfreeze: "before.weight: frozen when the plan was made, trainable now",
+    add_part: "more.weight, more.bias: not in the plan",
+    replace_part: "module.second.bias: trainable, but not given to the optimizer",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_after_a_step_is_told_before_the_next_one(change):
+    """Parameters and optimizer are compared again if, and only if, one of them has changed."""
+    model = Around()
+    model.before.weight.requires_grad_(False)
+    model = wrap_fsdp(model, FSDPParams(), example={"x": torch.zeros(2, 4)})
+    optimizer = trainable_of(model)
+    train_step(model, BATCHES, optimizer)
+    checked = record_of(model).checked
+    train_step(model, BATCHES, optimizer)
+    assert record_of(model).checked is checked
+    change(model, optimizer)
+    for _ in range(2):  # not only once
+        with pytest.raises(ParamError, match=CHANGES[change]):
+            train_step(model, BATCHES, optimizer)
+
+
+def test_another_optimizer_is_compared_with_the_model():
+    model = wrapped("FSDP2")
+    train_step(model, BATCHES, trainable_of(model))
+    with pytest.raises(ParamError, match="before.weight: trainable, but not given to the optimizer"):
+        train_step(model, BATCHES, trainable_of(model, but="before.weight"))
+
+
+def test_modules_and_parameters_are_those_of_torch_in_its_order():
+    model = tiny_flamingo(tied=True)
+    model.again = model.language_model  # found twice
+    assert list(modules_of(model)) == list(model.modules())
+    assert all(p is q for p, q in zip(parameters_of(model), model.parameters(), strict=True))
 
 
 def test_a_model_does_not_answer_for_a_wrapped_model_inside_it():

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections import UserDict
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.optim import SGD
 from transformers.modeling_outputs import CausalLMOutput, SequenceClassifierOutput
 
 from mmfsdp.core.micro_batch import MappingBatch, label_tokens, lint_loss
+from mmfsdp.core.several_optimizers import SeveralOptimizers
 from mmfsdp.core.step import train_step
 from mmfsdp.kit.models.loss_in_head import loss_in_head
 from mmfsdp.kit.train.optimizer import build_optimizer, lr_factor
@@ -69,6 +71,43 @@ def test_micro_steps_make_the_step_of_the_whole_batch():
     assert figures == pytest.approx(others, rel=1e-5)
     assert figures[3] == (whole.labels[:, 1:] != -100).sum() and figures[4] == 4 and figures[2] == 1e-2 / 4
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(once, often, strict=True))
+
+
+def test_the_kernel_of_a_fused_optimizer_clips_while_it_reads_the_gradients():
+    def halves(model, make) -> SeveralOptimizers:
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        return SeveralOptimizers(make(trainable[::2]), make(trainable[1::2]))
+
+    def after(make) -> tuple[nn.Module, float]:
+        """The model after two steps that are clipped, and the norm of the gradients that the optimizer was given."""
+        model = tiny_flamingo()
+        optimizer = make(model)
+        given: list[float] = []
+
+        def note(*_) -> None:
+            grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            given.append(torch.stack([grad.norm() for grad in grads]).norm().item())
+
+        (getattr(optimizer, "optimizers", [optimizer])[0]).register_step_pre_hook(note)
+        norms = [train_step(model, [tiny_batch()], optimizer, max_grad_norm=0.1).grad_norm for _ in range(2)]
+        assert min(norms) > 0.2, "else nothing is clipped"
+        assert not {"grad_scale", "found_inf"} & set(vars(optimizer)), "a step of the caller's would be clipped, too"
+        return model, given[0] / norms[0]
+
+    sgd = partial(SGD, lr=1.0)
+    by_hand, share = after(lambda model: sgd([p for p in model.parameters() if p.requires_grad]))
+    assert share < 0.5, "clipped before the optimizer sees them"
+    for make in (
+        lambda model: sgd([p for p in model.parameters() if p.requires_grad], fused=True),
+        partial(halves, make=partial(sgd, fused=True)),
+    ):
+        fused, share = after(make)
+        assert share == pytest.approx(1, abs=1e-4)
+        for p, q in zip(by_hand.parameters(), fused.parameters(), strict=True):
+            torch.testing.assert_close(p, q)
+    mixed, _ = after(partial(halves, make=lambda params: sgd(params, fused=len(params) % 2 == 0)))
+    for p, q in zip(by_hand.parameters(), mixed.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
 
 
 def test_label_tokens_are_those_that_the_models_loss_is_a_mean_over():

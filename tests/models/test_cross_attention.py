@@ -2,7 +2,7 @@
 
 import torch
 
-from mmfsdp.kit.models.cross_attention import GatedCrossAttention, media_mask
+from mmfsdp.kit.models.cross_attention import GatedCrossAttention, media_bias, media_mask
 from mmfsdp.kit.models.perceiver import PerceiverResampler
 
 TIME = torch.tensor([[0, 1, 1, 2, 3]])
@@ -24,6 +24,24 @@ def test_a_token_that_sees_no_picture_gets_nothing_and_no_nan():
     assert torch.equal(out, text) and torch.equal(layer(text, None, None), text)
     out.sum().backward()
     assert text.grad.isfinite().all() and all(p.grad.isfinite().all() for p in layer.parameters() if p.grad is not None)
+
+
+def test_what_a_model_makes_of_the_mask_once_gives_what_each_layer_makes_of_it():
+    torch.manual_seed(0)
+    layer = GatedCrossAttention(12, media_dim=6, heads=2, head_dim=4)
+    layer.attn_gate.data.fill_(0.5)
+    text, media = torch.randn(1, 5, 12), torch.randn(1, 4, 6)
+    mask = media_mask(TIME, pictures=2, latents=2, attend_all=False)  # the first and the last token see nothing
+    once = layer(text, media, media_bias(mask, media.dtype))
+    assert torch.equal(once, layer(text, media, mask)) and not torch.equal(
+        once[:, 1:4], layer(text, None, None)[:, 1:4]
+    )
+    # The bias is what torch makes of booleans by itself.
+    queries, keys = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 4, 4)
+    seen = mask | ~mask.any(-1, keepdim=True)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    by_bias = attention(queries, keys, keys, attn_mask=media_bias(mask, media.dtype).bias)
+    assert torch.equal(by_bias, attention(queries, keys, keys, attn_mask=seen))
 
 
 def test_the_perceiver_sees_each_picture_by_itself():

@@ -78,11 +78,10 @@ def _flamingo(model: Flamingo, input_ids: torch.Tensor, media: Mapping[str, torc
     perceiver: PerceiverAttention = next(model.perceiver.layers[-1].children())  # type: ignore[assignment, union-attr]
     with _inputs_of(cross, perceiver) as seen:
         model(input_ids, media=media)
-    text, tokens, mask = seen[cross]
-    sees_any = mask.any(-1, keepdim=True)
+    text, tokens, (bias, attends_any) = seen[cross]
     key = cross.to_kv(tokens).chunk(2, dim=-1)[0]
-    to_latents = attention_weights(cross.to_q(cross.norm(text)), key, heads=cross.heads, mask=mask | ~sees_any)
-    to_latents = (to_latents * sees_any).mean(1)  # (B, L, T*N)
+    to_latents = attention_weights(cross.to_q(cross.norm(text)), key, heads=cross.heads, mask=bias == 0)
+    to_latents = (to_latents * attends_any[:, None]).mean(1)  # (B, L, T*N)
     patches, latents = seen[perceiver]
     latents = perceiver.norm_latents(latents)
     key = perceiver.to_kv(torch.cat((perceiver.norm_media(patches), latents), dim=1)).chunk(2, dim=-1)[0]

@@ -6,7 +6,7 @@ H heads of width d.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -25,6 +25,24 @@ def media_mask(media_time: torch.Tensor, *, pictures: int, latents: int, attend_
     return time >= slots if attend_all else time == slots
 
 
+class MediaBias(NamedTuple):
+    """A mask as attention needs it. It is the same in all layers, so a model makes it once in a forward."""
+
+    bias: torch.Tensor
+    """(B, 1, L, M): 0 where a token attends, minus infinity elsewhere; all 0 for a token that may attend to none, since
+    a softmax over nothing is NaN."""
+    attends_any: torch.Tensor
+    """(B, L, 1): 1 for a token that attends to some media, 0 for others: the factor of what attention returns."""
+
+
+def media_bias(mask: torch.Tensor, dtype: torch.dtype) -> MediaBias:
+    """Return what attention adds to its scores, and multiplies its output with. mask: (B, 1, L, M), of booleans."""
+    attends_any = mask.any(-1, keepdim=True)  # (B, 1, L, 1)
+    hidden = ~mask & attends_any
+    bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(hidden, float("-inf"))
+    return MediaBias(bias, attends_any[:, 0].to(dtype))
+
+
 class MaskedCrossAttention(nn.Module):
     """Attention of text over media through a mask; a token that may attend to none gets 0."""
 
@@ -36,13 +54,12 @@ class MaskedCrossAttention(nn.Module):
         self.to_kv = nn.Linear(media_dim, 2 * heads * head_dim, bias=False)
         self.to_out = nn.Linear(heads * head_dim, dim, bias=False)
 
-    def forward(self, text: torch.Tensor, media: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """text (B, L, D), media (B, M, V), mask (B, 1, L, M) -> (B, L, D)."""
-        attends_any = mask.any(-1, keepdim=True)  # (B, 1, L, 1)
-        # A row without any true is a softmax over nothing: let it attend to all media and drop the result instead.
+    def forward(self, text: torch.Tensor, media: torch.Tensor, mask: torch.Tensor | MediaBias) -> torch.Tensor:
+        """text (B, L, D), media (B, M, V), mask (B, 1, L, M), or what `media_bias` makes of it -> (B, L, D)."""
         query, key_value = self.to_q(self.norm(text)), self.to_kv(media)  # (B, L, H*d), (B, M, 2*H*d)
-        out = attend(query, key_value, heads=self.heads, mask=mask | ~attends_any)  # (B, L, H*d)
-        return self.to_out(out * attends_any[:, 0].to(out.dtype))
+        bias, attends_any = media_bias(mask, query.dtype) if isinstance(mask, torch.Tensor) else mask
+        out = attend(query, key_value, heads=self.heads, mask=bias.to(query.dtype))  # (B, L, H*d)
+        return self.to_out(out * attends_any.to(out.dtype))
 
 
 class GatedCrossAttention(nn.Module):
@@ -61,7 +78,9 @@ class GatedCrossAttention(nn.Module):
         self.attn_gate.zero_()
         self.ff_gate.zero_()
 
-    def forward(self, text: torch.Tensor, media: torch.Tensor | None, mask: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        self, text: torch.Tensor, media: torch.Tensor | None, mask: torch.Tensor | MediaBias | None
+    ) -> torch.Tensor:
         """text (B, L, D), media (B, M, V), mask (B, 1, L, M) -> (B, L, D). Without media only the feed-forward acts."""
         x = text.to(self.attn_gate.dtype)  # the frozen decoder may be kept in another format
         if media is not None and mask is not None:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from ...params import ParamError
 from ...params.base import did_you_mean
 from .backbones import check_language, run_on_meta
-from .cross_attention import FlamingoLayer, GatedCrossAttention, media_mask
+from .cross_attention import FlamingoLayer, GatedCrossAttention, media_bias, media_mask
 from .encoders import VisionEncoder
 from .media_model import MediaModel
 from .perceiver import PerceiverResampler
@@ -116,7 +116,8 @@ class Flamingo(MediaModel):
                 raise ValueError(f"media: pictures for {len(media_tokens)} samples, but input_ids has {len(input_ids)}")
             pictures, latents = media_tokens.shape[1:3]
             mask = media_mask(media_time, pictures=pictures, latents=latents, attend_all=self.cross_attend_all)
-            extra = {"media": media_tokens.flatten(1, 2), "media_mask": mask}  # (B, T*N, D), (B, 1, L, T*N)
+            media = media_tokens.flatten(1, 2)  # (B, T*N, D)
+            extra = {"media": media, "media_mask": media_bias(mask, media.dtype)}
         if self._passes_to_layers:
             return self.language_model(input_ids=input_ids, **kwargs, **extra)
         with extra_arguments(self.layers, **extra):

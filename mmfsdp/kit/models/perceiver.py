@@ -15,7 +15,8 @@ def attend(
 ) -> torch.Tensor:
     """Return multi-head attention of L queries over M keys, as cross-attention computes it, too.
 
-    query (B, L, H*d), key_value (B, M, 2*H*d), mask (B, 1, L, M) true where attended -> (B, L, H*d).
+    query (B, L, H*d), key_value (B, M, 2*H*d), mask (B, 1, L, M) true where attended, or what is added to the scores
+    -> (B, L, H*d).
     """
     key, value = key_value.chunk(2, dim=-1)
     query = query.unflatten(-1, (heads, -1)).transpose(1, 2)  # (B, H, L, d)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..data.processor import SampleProcessor
 
 CALLBACKS = {
+    "garbage collection": "mmfsdp.kit.train.garbage:GarbageCollection",
     "wire bytes": "mmfsdp.kit.train.meters:WireMeter",
     "moving average": "mmfsdp.kit.train.average_weights:training_average",  # before they are evaluated
     "feature cache": "mmfsdp.kit.train.features:training_cache",  # its all-gathers are a step's, its memory is not
