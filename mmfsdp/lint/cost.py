@@ -12,13 +12,22 @@ from ..core.guards import some, warning
 from ..core.names import plain_name
 from ..core.plan import Param, UnitKind, WrapPlan
 from ..core.recompute import checkpoints_itself
-from ..core.token_loss import SWITCHED_OFF
+from ..core.token_loss import SWITCHED_OFF, LossLinear
 from ..core.trace import output_made_to_require_grad
 from ..params import AutoWrapPolicy
 from ..params.findings import Finding
 
 MAX_PADDING_SHARE = 0.25
 """Above this share of padding, the lint says which mesh has less."""
+ROWS_OF_A_VOCABULARY = 1 << 13
+"""A linear layer with as many outputs is taken for a head of logits."""
+ALIGNED = 8
+"""Numbers in 16 bits of which a row must be a multiple, so that a GPU reads rows by 16 bytes: the fast kernels of
+cuBLAS ask for that."""
+EMULATED = (
+    "{} has no units for bf16 and emulates it, several times slower than fp16; set fsdp.mixed_precision to fp16, for "
+    "which the loss is scaled"
+)
 
 
 def lint_cost(model: nn.Module, plan: WrapPlan, *, on_gpu: bool = False) -> tuple[Finding, ...]:
@@ -27,7 +36,42 @@ def lint_cost(model: nn.Module, plan: WrapPlan, *, on_gpu: bool = False) -> tupl
     findings += _whole_logits(model)
     if on_gpu:
         findings += _fp32_products(plan)
+        findings += emulated_bf16(plan, card_without_bf16())
+        findings += _odd_logits(model, plan)
     return tuple(findings)
+
+
+def card_without_bf16() -> str:
+    """Return the name of this process's GPU if it only emulates bf16; else, and where no GPU is in use yet, "".
+
+    Asking would make a process that only plans a user of the GPU.
+    """
+    if not torch.cuda.is_initialized() or torch.cuda.is_bf16_supported(including_emulation=False):
+        return ""
+    return torch.cuda.get_device_name()
+
+
+def emulated_bf16(plan: WrapPlan, card: str) -> Iterator[Finding]:
+    """Find units that compute in bf16 on a card that only emulates it. card: its name; "" for all others."""
+    if card and any(unit.compute_dtype == "bfloat16" for unit in plan.units):
+        yield warning("emulated-bf16", EMULATED.format(card))
+
+
+def _odd_logits(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
+    """Find a head whose whole logits have rows that a GPU multiplies slowly in 16 bits."""
+    if plan.mostly_fp32:
+        return
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear) or isinstance(module, LossLinear):
+            continue
+        rows = module.out_features
+        if rows >= ROWS_OF_A_VOCABULARY and rows % ALIGNED:
+            yield warning(
+                "odd-logits",
+                f"{plain_name(name, model)}: a position has {rows:,} logits, no multiple of {ALIGNED}, and products of "
+                "such rows in 16 bits were five times as slow on an H200; set model.loss_in_head, or pad the tables, "
+                "such as by resize_token_embeddings(pad_to_multiple_of=8) of transformers",
+            )
 
 
 def _fp32_products(plan: WrapPlan) -> Iterator[Finding]:

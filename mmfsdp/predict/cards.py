@@ -14,7 +14,8 @@ class Card:
     pattern: str
     """Regular expression of the names that torch.cuda.get_device_name gives it."""
     half: float
-    """FLOPs per second of matrix products in bf16 or fp16 that add up in fp32."""
+    """FLOPs per second of matrix products in bf16 or fp16 that add up in fp32; of cards before Ampere in fp16, since
+    they only emulate bf16."""
     fp32: float
     """FLOPs per second in fp32, without TensorFloat-32, as is torch's default."""
     memory: float
@@ -28,6 +29,7 @@ _H100 = f"{_NVIDIA}/data-center/h100/"
 _BLACKWELL = "https://nvdam.widen.net/s/wwnsxrhm2w/blackwell-datasheet-3384703"
 _ADA = "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
 _AMPERE = "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
+_V100 = "https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf"
 _AMD = "https://www.amd.com/en/products/accelerators/instinct"
 
 CARDS = (
@@ -48,6 +50,10 @@ CARDS = (
     Card("A40", r"\bA40\b", 149.7e12, 37.4e12, 0.696e12, f"{_NVIDIA}/data-center/a40/"),
     Card("RTX 4090", r"\bRTX 4090$", 165.2e12, 82.6e12, 1.008e12, _ADA),
     Card("RTX 3090", r"\bRTX 3090$", 71e12, 35.6e12, 0.936e12, _AMPERE),
+    Card("V100S", r"\bV100S-PCIE", 130e12, 16.4e12, 1.134e12, _V100),
+    Card("V100", r"\bV100-SXM[23]-", 125e12, 15.7e12, 0.9e12, _V100),
+    Card("V100 PCIe", r"\bV100-PCIE-", 112e12, 14e12, 0.9e12, _V100),
+    Card("T4", r"\bT4$", 65e12, 8.1e12, 0.3e12, f"{_NVIDIA}/data-center/tesla-t4/"),
     Card("MI325X", r"\bMI325X", 1307e12, 163.4e12, 6.0e12, f"{_AMD}/mi300/mi325x.html"),
     Card("MI300X", r"\bMI300X", 1307e12, 163.4e12, 5.3e12, f"{_AMD}/mi300/mi300x.html"),
     Card("MI250X die", r"\bMI250X", 191.5e12, 47.9e12, 1.6e12, f"{_AMD}/mi200/mi250x.html"),

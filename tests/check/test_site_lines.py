@@ -164,6 +164,17 @@ def test_hostile_words_stay_text():
     assert "<img" not in html and "&lt;img" in html and "\x1b" not in html
 
 
+def test_gpus_that_emulate_bf16_are_told_to_a_run_that_computes_in_it():
+    def told(bf16, precision):
+        gpus = [{"name": "Tesla T4", "memory": 1.6e10, "uuid": "u", "bf16": bf16}]
+        ranks = [rank(number, torch={"gpus": gpus}) for number in range(2)]
+        changes = {"train.device": "auto", "launch.gpus_per_node": 1, "fsdp.mixed_precision": precision}
+        return lines(*ranks, **changes)["GPUs of ranks"]
+
+    assert told(False, "bf16").level == "note" and "Tesla T4 has no units for bf16" in told(False, "bf16").message
+    assert told(False, "fp16").level == told(True, "bf16").level == "ok"
+
+
 def test_damaged_facts_are_lines_too():
     """Facts of a node with another version of mmfsdp, or of a file that was cut: no line is an error of ours."""
     rows = [{"bytes": size, "all_gather_s": 0.1, "reduce_scatter_s": 0.2} for size in (4096, 1 << 20)]

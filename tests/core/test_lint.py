@@ -19,9 +19,11 @@ from mmfsdp.core.freeze import freeze
 from mmfsdp.core.micro_batch import check_loss
 from mmfsdp.core.names import plain_name
 from mmfsdp.core.step import train_step
+from mmfsdp.core.token_loss import LossLinear
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.kit import cli
 from mmfsdp.kit.train.optimizer import build_optimizer
+from mmfsdp.lint.cost import card_without_bf16, emulated_bf16
 from mmfsdp.lint.plan import lint
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.planning import make_plan, wrap_fsdp
@@ -363,6 +365,35 @@ def test_fp32_on_a_gpu_is_told_with_what_it_costs_unless_tf32_is_on():
         assert codes("cuda") == []
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+def test_a_card_that_emulates_bf16_is_told_where_the_plan_computes_in_it():
+    def codes(card, **fields):
+        return [finding.code for finding in emulated_bf16(plan(stack(), **fields), card)]
+
+    assert codes("Tesla T4", mixed_precision="bf16") == ["emulated-bf16"]
+    assert codes("Tesla T4", mixed_precision="fp16") == codes("Tesla T4") == codes("", mixed_precision="bf16") == []
+    assert card_without_bf16() == "", "a process that has used no GPU asks none"
+
+
+def test_logits_whose_rows_a_gpu_multiplies_slowly_are_told():
+    class Head(nn.Module):
+        def __init__(self, words: int):
+            super().__init__()
+            self.inner, self.lm_head = nn.Linear(8, 8), nn.Linear(8, words, bias=False)
+
+    def told(words, device="cuda", head=nn.Linear, **fields):
+        with torch.device("meta"):
+            model = Head(words)
+        model.lm_head.__class__ = head
+        fsdp = FSDPParams(**{"mixed_precision": "bf16"} | fields)
+        found = make_plan(model, fsdp, world_size=2, train=TrainParams(device=device)).lint
+        return [finding.message for finding in found if finding.code == "odd-logits"]
+
+    (message,) = told(50_257)
+    assert message.startswith("lm_head: a position has 50,257 logits, no multiple of 8")
+    assert not told(50_264) + told(50_257, head=LossLinear) + told(50_257, "cpu") + told(50_257, mixed_precision=None)
+    assert not told(1_001), "a small head costs little"
 
 
 @pytest.mark.real

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...params import Device, RunParams
+from ...lint.cost import EMULATED
+from ...params import Device, Precision, RunParams
 from ...params.in_words import size
 from ..run.hub_cache import hub_weights, is_offline
 from ..run.launchers.registry import launcher_named
@@ -159,6 +160,9 @@ def _gpus(asked: Asked, ranks: Ranks) -> Line:
     words = f"each rank sees {', '.join(map(str, sorted(set(counts.values()))))}: {names}, CUDA {first.get('cuda')}"
     if max(counts.values()) < asked.params.launch.ranks_per_node:
         return Line(NOTE, "GPUs of ranks", f"{words}. {HIDDEN_GPUS}")
+    emulating = [gpu["name"] for gpu in first.get("gpus", ()) if gpu.get("bf16") is False]
+    if emulating and asked.params.fsdp.mixed_precision is Precision.BF16:
+        return Line(NOTE, "GPUs of ranks", f"{words}. {EMULATED.format(emulating[0])}")
     return Line(OK, "GPUs of ranks", words)
 
 

@@ -181,7 +181,10 @@ def torch_facts() -> dict[str, Any]:
     gpus = []
     for number in range(torch.cuda.device_count()):
         values = torch.cuda.get_device_properties(number)
-        gpus.append({"name": values.name, "memory": values.total_memory, "uuid": str(getattr(values, "uuid", ""))})
+        with torch.cuda.device(number):
+            bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        uuid = str(getattr(values, "uuid", ""))
+        gpus.append({"name": values.name, "memory": values.total_memory, "uuid": uuid, "bf16": bf16})
     found = {"version": torch.__version__, "cuda": torch.version.cuda or torch.version.hip or "", "gpus": gpus}
     found["transformers"] = version_of("transformers")
     if torch.cuda.is_available():
