@@ -120,6 +120,11 @@ class ModelParams(Params):
     often the largest tensors of a step, are never in memory at once. A model that changes its logits before the loss
     keeps them whole, and the plan says so. An own model calls `mmfsdp.loss_in_head`. Default true."""
 
+    fused_norms: bool = False
+    """Compute the RMS norms by torch's fused kernel, in place of a dozen operators in fp32 each. In 16 bits results
+    differ from transformers' in the last digits, and are nearer to those of fp64. What it saves was counted, and has
+    not been timed on a GPU yet. Default false."""
+
     cross_attention_every: int = Field(1, ge=1)
     """One gated cross-attention before every n-th decoder layer; a count of layers. Default 1."""
 

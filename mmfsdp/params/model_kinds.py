@@ -61,6 +61,7 @@ BACKBONES = (
     "attention_head_dim",
     "decoder_layers",
     "loss_in_head",
+    "fused_norms",
 )
 """Fields of a kind that is put together from a vision encoder and a language model."""
 LORA = ("lora_rank", "lora_targets")
@@ -104,7 +105,7 @@ class ModelKind(Choice):
         "As a vision-language model of transformers does it; `name` says which.",
         "mmfsdp.kit.models.transformers_kind:TransformersKind",
         KindParams(
-            ("name", "weights", "config", "picture", "loss_in_head", *LORA),
+            ("name", "weights", "config", "picture", "loss_in_head", "fused_norms", *LORA),
             frozen=("*", "!projector"),
             frozen_with_lora=("*", "!projector", "!lora"),
             own_processor=True,

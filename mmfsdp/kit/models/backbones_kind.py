@@ -17,6 +17,7 @@ from ..data.processor import SampleProcessor
 from .backbones import build_language, load_config, load_tokenizer
 from .encoders import VisionEncoder, build_vision
 from .few_layers import LAYERS, json_values, shallow_config
+from .fused_norms import fuse_norms
 from .generated import resolve_generated
 from .kinds import Built, Kind, check_room
 from .loss_in_head import loss_in_head
@@ -55,6 +56,8 @@ class BackbonesKind(Kind):
         model, processor = self.assemble(params, vision, language, tokenizer, meta=meta)
         if params.loss_in_head:
             loss_in_head(model)
+        if params.fused_norms:
+            fuse_norms(model)
         if processor is not None:
             processor.gives_loss_positions = not model.whole_logits
         return Built(model, processor, sources)

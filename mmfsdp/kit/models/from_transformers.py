@@ -14,6 +14,7 @@ from ...params import BackboneParams, ModelParams, ParamError
 from ...params.model import PARTS
 from ..data.chat import ChatProcessor
 from .backbones import add_lora, build_from_config, is_causal, load_config, load_from_transformers, load_model
+from .fused_norms import fuse_norms
 from .loss_in_head import loss_in_head
 from .values_on_host import GivenValues, unwrap
 from .weight_files import TensorSource, tensor_sources
@@ -49,6 +50,8 @@ def build_vlm(
     model.register_forward_pre_hook(unwrap, with_kwargs=True)
     if params.loss_in_head and not loss_in_head(model) and processor is not None:
         processor.gives_loss_positions = True
+    if params.fused_norms:
+        fuse_norms(model)
     return model, processor, sources
 
 
