@@ -24,7 +24,8 @@ from .core.wrap import apply_plan
 from .lint.cost import lint_cost
 from .lint.plan import lint
 from .params import Device, FrozenPolicy, FSDPParams, ParamError, TrainParams
-from .predict.auto import choose_policies
+from .params.fsdp import LEAST_RECOMPUTATION
+from .predict.auto import choose_policies, with_least_recomputation
 from .predict.gathers import with_gathers
 from .predict.memory_events import with_recording
 from .predict.plan_cache import PlanCache
@@ -69,6 +70,9 @@ def make_plan(
     mesh_shape(params, world_size)
     if params.frozen_policy is FrozenPolicy.AUTO and example is None:
         raise ParamError("frozen_policy", "AUTO needs an example to count activations; pass example= to make_plan")
+    if params.activation_checkpointing == LEAST_RECOMPUTATION:
+        make = partial(make_plan, model, world_size=world_size, example=example, train=train, cache=cache)
+        return with_least_recomputation(make, params)
     model = quantized_copy(model, params)
     # Groups depend on what is frozen and on the order of modules, not on the policy or the dtypes.
     grouped = cache.group(model, params, example)

@@ -54,6 +54,10 @@ BACKEND_LIMITS = (
 """All that a backend cannot honor. The check of FSDPParams and the form both read it, through `unavailable`."""
 
 
+LEAST_RECOMPUTATION = "auto"
+"""The value of `activation_checkpointing` with which a plan chooses it."""
+
+
 class FSDPParams(Params):
     """Grouping of a model into units, sharding, gathering and saving."""
 
@@ -139,7 +143,8 @@ class FSDPParams(Params):
 
     activation_checkpointing: str = "none"
     """Recompute activations in backward (non-reentrant): none, all (every layer of the model's lists of layers),
-    every:N (every N-th of them), or a name pattern such as language_model.*.layers.*. Backends: all. Default none."""
+    every:N (every N-th of them), a name pattern such as language_model.*.layers.*, or auto, with `frozen_policy` AUTO:
+    as little of none, every:4, every:2 and all as fits `memory_budget_gib`. Backends: all. Default none."""
 
     compile_units: bool = False
     """Compile each unit by itself with torch.compile; needs a C++ and a C compiler, and minutes at first. Backends:
@@ -213,13 +218,24 @@ class FSDPParams(Params):
         chosen = self.activation_checkpointing
         every = chosen.removeprefix("every:")
         if not chosen or (every != chosen and not (every.isdecimal() and int(every) > 0)):
-            words = f"{chosen!r} is not none, all, every:N (N from 1) or a name pattern"
+            words = f"{chosen!r} is not none, all, every:N (N from 1), auto or a name pattern"
             raise ParamError("activation_checkpointing", words)
+        if chosen == LEAST_RECOMPUTATION and self.frozen_policy is not FrozenPolicy.AUTO:
+            words = "auto keeps a rank within memory_budget_gib, which is for frozen_policy AUTO; set both, or choose "
+            raise ParamError("activation_checkpointing", words + "none, all or every:N")
         if self.frozen_policy is FrozenPolicy.AUTO and self.memory_budget_gib is None:
             raise ParamError("memory_budget_gib", "frozen_policy AUTO needs a budget; set memory_budget_gib, e.g. 16")
         if self.compile_units and self.use_orig_params is False:
             raise ParamError("compile_units", "true needs the original parameters; remove use_orig_params")
         return self
+
+    @property
+    def without_auto(self) -> dict[str, Any]:
+        """Return the changes, by field, that come with another frozen policy than AUTO: what is for AUTO alone."""
+        changes: dict[str, Any] = {"memory_budget_gib": None}
+        if self.activation_checkpointing == LEAST_RECOMPUTATION:
+            changes["activation_checkpointing"] = "none"
+        return changes
 
     def with_node_size(self, ranks: int) -> Self:
         """Return the parameters with one replica per node of so many ranks, if a HYBRID strategy has no sizes."""

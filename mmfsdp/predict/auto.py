@@ -1,8 +1,11 @@
-"""AUTO: search the policy of each frozen unit, so that a rank sends least within a budget of memory."""
+"""AUTO: search the policy of each frozen unit, so that a rank sends least within a budget of memory.
+
+With `activation_checkpointing` auto it also chooses what backward recomputes: as little as fits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +21,28 @@ from .gathers import with_gathers
 from .memory import step_walk
 from .plan_cache import PlanCache
 from .timeline import step_timeline
+
+RECOMPUTATIONS = ("none", "every:4", "every:2", "all")
+"""What `activation_checkpointing` auto tries, the least first. Recomputing all layers of a frozen language model adds
+half of a step's FLOPs, more than the traffic that it makes room to save; so memory alone asks for it."""
+
+
+def with_least_recomputation(make: Callable[[FSDPParams], WrapPlan], params: FSDPParams) -> WrapPlan:
+    """Return the first plan that fits the budget, of those that recompute more and more.
+
+    make: makes the plan of parameters. Raises ParamError if none fits.
+    """
+    for choice in RECOMPUTATIONS[:-1]:
+        try:
+            return _chosen(make(params.change(activation_checkpointing=choice)), choice)
+        except ParamError as error:
+            if error.field != "memory_budget_gib":
+                raise
+    return _chosen(make(params.change(activation_checkpointing=RECOMPUTATIONS[-1])), RECOMPUTATIONS[-1])
+
+
+def _chosen(plan: WrapPlan, choice: str) -> WrapPlan:
+    return replace(plan, why=f"{plan.why}; activation_checkpointing {choice} is the least that fits")
 
 
 def choose_policies(

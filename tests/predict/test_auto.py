@@ -11,7 +11,7 @@ from torch import nn
 from mmfsdp.core.freeze import freeze
 from mmfsdp.params import AutoWrapPolicy, FrozenPolicy, FSDPParams, ParamError, TrainParams
 from mmfsdp.planning import make_plan
-from mmfsdp.predict.auto import PolicySearch
+from mmfsdp.predict.auto import RECOMPUTATIONS, PolicySearch
 from mmfsdp.predict.memory import step_walk
 
 GIB = 2**30
@@ -157,3 +157,27 @@ def test_policies_of_wrapping_are_the_same_for_auto():
     assert len(make_plan(chain(3, 0), fsdp, world_size=2, example=example).units) == 1
     with pytest.raises(ParamError, match="frozen_policy: AUTO needs an example"):
         make_plan(chain(3, 0), fsdp, world_size=2)
+
+
+def test_no_more_is_recomputed_than_the_budget_asks_for():
+    """All layers train, so that each keeps its activations unless it is recomputed."""
+    model = Chain([8000] * 8, tuple(range(8)))
+    example = {"x": torch.zeros(20_000, 8, device="meta")}
+    fsdp = FSDPParams(frozen_policy="AUTO", memory_budget_gib=1000)
+    train = TrainParams(device="cuda")
+
+    def made(budget: float, choice: str = "auto"):
+        params = fsdp.change(memory_budget_gib=budget / GIB, activation_checkpointing=choice)
+        return make_plan(model, params, world_size=8, example=example, train=train)
+
+    peaks = {choice: step_walk(made(1000 * GIB, choice), train).peak.bytes for choice in RECOMPUTATIONS}
+    assert list(peaks.values()) == sorted(peaks.values(), reverse=True) and len(set(peaks.values())) == len(peaks)
+    for choice, peak in peaks.items():
+        plan = made(peak + 1)
+        assert plan.fsdp.activation_checkpointing == choice and plan == replace(made(peak + 1, choice), why=plan.why)
+        assert f"activation_checkpointing {choice} is the least that fits" in str(plan).replace("\n  ", " ")
+    with pytest.raises(ParamError, match="memory_budget_gib: .* too little"):
+        made(peaks["all"] / 2)
+    with pytest.raises(ParamError, match="activation_checkpointing: auto .* is for frozen_policy AUTO"):
+        FSDPParams(activation_checkpointing="auto")
+    assert fsdp.change(activation_checkpointing="auto").without_auto["activation_checkpointing"] == "none"

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...params import FrozenPolicy, ParamError, RunParams
 from ...params.enums import FIT_FOR
+from ...params.fsdp import LEAST_RECOMPUTATION
 from ...predict import Machine
 from .fit_answers import Answer, Curve, Fit, Way
 from .fit_search import search
@@ -136,7 +137,7 @@ class Solver(RunPlans):
         """Yield every frozen policy with every recomputation of activations, as the run is else."""
         own = self.params.fsdp.activation_checkpointing
         budget = (self.machine.capacity - self.machine.needed_bytes(0)) / (1 + self.machine.fragmentation)
-        for recompute in dict.fromkeys((own, "none", "all")):
+        for recompute in dict.fromkeys((own if own != LEAST_RECOMPUTATION else "none", "none", "all")):
             for policy in FrozenPolicy:
                 change: dict[str, Any] = {
                     "fsdp.frozen_policy": policy,

@@ -187,7 +187,8 @@ def budget_range(params: RunParams) -> tuple[int, int]:
     """
     peaks = []
     for policy in (FrozenPolicy.SHARD, FrozenPolicy.REPLICATE):
-        stages = previews(params.change(**{"fsdp.frozen_policy": policy, "fsdp.memory_budget_gib": None}))
+        fsdp = params.fsdp.change(frozen_policy=policy, **params.fsdp.without_auto)
+        stages = previews(params.change(fsdp=fsdp))
         peak = next((cost.peak_bytes for _, cost in stages if cost.peak_bytes is not None), None)
         if peak is None:
             words = "AUTO needs to know the inputs of a step, to count its activations, and nobody does here"

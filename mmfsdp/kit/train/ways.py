@@ -62,11 +62,11 @@ def ways(params: RunParams, machine: str | None = None) -> Iterator[ShardingWay]
 
 
 def _with_defaults(params: RunParams, changes: dict[str, Any]) -> dict[str, Any]:
-    """Return the changes, and without AUTO no memory budget, which has no effect then."""
+    """Return the changes, and without AUTO those of what is only for it."""
     uses_budget = changes.get("fsdp.frozen_policy", params.fsdp.frozen_policy) is FrozenPolicy.AUTO
     if params.fsdp.memory_budget_gib is None or uses_budget:
         return changes
-    return changes | {"fsdp.memory_budget_gib": None}
+    return changes | {f"fsdp.{name}": value for name, value in params.fsdp.without_auto.items()}
 
 
 def _way(name: str, params: RunParams, *, is_chosen: bool, machine: str | None) -> ShardingWay:

@@ -13,8 +13,6 @@ from .form import RunForm
 from .planned_run import PlannedRun
 from .worker import Worker
 
-WITHOUT_POLICY = {"fsdp.frozen_policy": FrozenPolicy.SHARD, "fsdp.memory_budget_gib": None}
-
 
 class Planner(Worker):
     """Makes the plans of a form's choices, one at a time; of choices that wait, only the newest.
@@ -98,7 +96,8 @@ class BudgetRange(Worker):
 
     def request(self, params: RunParams) -> None:
         """Find it for these choices, whatever their policy is, unless it is known."""
-        params = params.change(**WITHOUT_POLICY)
+        fsdp = params.fsdp.change(frozen_policy=FrozenPolicy.SHARD, **params.fsdp.without_auto)
+        params = params.change(fsdp=fsdp)
         if params != self._asked:
             self._asked, self.least_and_most, self.failure = params, None, None
             self.work("range", lambda: self._find(params), show=self._take)
