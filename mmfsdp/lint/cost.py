@@ -16,6 +16,7 @@ from ..core.token_loss import SWITCHED_OFF, LossLinear
 from ..core.trace import output_made_to_require_grad
 from ..params import AutoWrapPolicy
 from ..params.findings import Finding
+from ..params.fsdp import EMULATED
 
 MAX_PADDING_SHARE = 0.25
 """Above this share of padding, the lint says which mesh has less."""
@@ -24,10 +25,6 @@ ROWS_OF_A_VOCABULARY = 1 << 13
 ALIGNED = 8
 """Numbers in 16 bits of which a row must be a multiple, so that a GPU reads rows by 16 bytes: the fast kernels of
 cuBLAS ask for that."""
-EMULATED = (
-    "{} has no units for bf16 and emulates it, several times slower than fp16; set fsdp.mixed_precision to fp16, for "
-    "which the loss is scaled"
-)
 
 
 def lint_cost(model: nn.Module, plan: WrapPlan, *, on_gpu: bool = False) -> tuple[Finding, ...]:
@@ -54,7 +51,9 @@ def card_without_bf16() -> str:
 def emulated_bf16(plan: WrapPlan, card: str) -> Iterator[Finding]:
     """Find units that compute in bf16 on a card that only emulates it. card: its name; "" for all others."""
     if card and any(unit.compute_dtype == "bfloat16" for unit in plan.units):
-        yield warning("emulated-bf16", EMULATED.format(card))
+        yield warning(
+            "emulated-bf16", f"{card} {EMULATED}; set mixed_precision to fp16, for which train_step scales the loss"
+        )
 
 
 def _odd_logits(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:

@@ -54,6 +54,8 @@ BACKEND_LIMITS = (
 """All that a backend cannot honor. The check of FSDPParams and the form both read it, through `unavailable`."""
 
 
+EMULATED = "has no units for bf16 and emulates it, several times slower than fp16"
+"""What the lint and `mmfsdp check` say of a GPU whose run computes in bf16."""
 LEAST_RECOMPUTATION = "auto"
 """The value of `activation_checkpointing` with which a plan chooses it."""
 

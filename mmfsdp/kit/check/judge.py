@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...lint.cost import EMULATED
 from ...params import Device, Precision, RunParams
+from ...params.fsdp import EMULATED
 from ...params.in_words import size
 from ..run.hub_cache import hub_weights, is_offline
 from ..run.launchers.registry import launcher_named
@@ -162,7 +162,7 @@ def _gpus(asked: Asked, ranks: Ranks) -> Line:
         return Line(NOTE, "GPUs of ranks", f"{words}. {HIDDEN_GPUS}")
     emulating = [gpu["name"] for gpu in first.get("gpus", ()) if gpu.get("bf16") is False]
     if emulating and asked.params.fsdp.mixed_precision is Precision.BF16:
-        return Line(NOTE, "GPUs of ranks", f"{words}. {EMULATED.format(emulating[0])}")
+        return Line(NOTE, "GPUs of ranks", f"{words}. {emulating[0]} {EMULATED}; set fsdp.mixed_precision to fp16")
     return Line(OK, "GPUs of ranks", words)
 
 
