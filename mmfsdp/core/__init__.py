@@ -42,5 +42,6 @@ The step
 - gradient_sync: gradients are reduced in the last micro-batch.
 - same_parts: ranks that use different parts of the model in a step.
 - written_state: frozen state that a forward has written.
+- before_step: what `train_step` looks at before it begins.
 - step: `train_step`.
 """

@@ -17,10 +17,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
+from mmfsdp.core.before_step import check_step
 from mmfsdp.core.inference import keep_gathered
 from mmfsdp.core.names import plain_name
 from mmfsdp.core.plan import WrapPlan
-from mmfsdp.core.step import check_step, train_step
+from mmfsdp.core.step import train_step
 from mmfsdp.core.weights import take_weights
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.kit.train.meters import Collectives, register_counting_kernels

@@ -9,11 +9,12 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from ...core.before_step import computes_in_fp16
 from ...core.collectives import compute_device
 from ...core.names import named_tensors, plain_name, planned_params
 from ...core.optimizer_states import optimizer_of
 from ...core.reshard import reshard
-from ...core.step import computes_in_fp16, local_part
+from ...core.step import local_part
 from ...core.units import decays
 from ...params import TrainParams
 from .learning_rates import pattern_of, schedule_factor
