@@ -18,8 +18,8 @@ class CheckedParameters:
     """Hold what `check_step` has looked at. It holds no tensor, which could keep the model in memory."""
 
     state: list[int]
-    """What it found may be wrong only if this changes: the identities of all parameters, of those that train and of
-    those in the optimizer."""
+    """Identities of all parameters, of those that train, and of those in the optimizer. The check is done again only
+    after a change of these."""
     names: dict[int, str]
     """Name of each parameter before wrapping, by its identity."""
 
