@@ -55,7 +55,7 @@ BACKEND_LIMITS = (
 
 
 EMULATED = "has no units for bf16 and emulates it, several times slower than fp16"
-"""What the lint and `mmfsdp check` say of a GPU whose run computes in bf16."""
+"""Words of the lint and of `mmfsdp check` about a GPU whose run computes in bf16."""
 LEAST_RECOMPUTATION = "auto"
 """The value of `activation_checkpointing` with which a plan chooses it."""
 

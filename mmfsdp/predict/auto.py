@@ -23,7 +23,7 @@ from .plan_cache import PlanCache
 from .timeline import step_timeline
 
 RECOMPUTATIONS = ("none", "every:4", "every:2", "all")
-"""What `activation_checkpointing` auto tries, the least first. Recomputing all layers of a frozen language model adds
+"""Values that `activation_checkpointing` auto tries, the least first. Recomputing all of a frozen language model adds
 half of a step's FLOPs, more than the traffic that it makes room to save; so memory alone asks for it."""
 
 
