@@ -248,6 +248,15 @@ def step_if(
         scaler.update(finite)
 
 
+def divisor_of_step(optimizer: Optimizer) -> float:
+    """Return what the optimizer's kernel divides gradients by in this step, where `train_step` clips by it; else 1.
+
+    For whoever looks at gradients in a hook before the step: they are not clipped yet.
+    """
+    scale = getattr(optimizer, "grad_scale", None)  # torch's GradScaler sets None after `unscale_`
+    return 1.0 if scale is None else float(scale)
+
+
 def scales_gradients(optimizer: Optimizer) -> bool:
     """Return True if the optimizer's kernels divide gradients by its `grad_scale`, as torch.amp.GradScaler asks it."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False) and optimizer.defaults.get("fused"))

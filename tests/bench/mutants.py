@@ -68,6 +68,7 @@ FAST_TESTS = [
 
 REAL_TESTS = {
     "mmfsdp/core/collectives.py": ["tests/checkpoint/test_checkpoint.py", "tests/core/test_own_loop.py"],
+    "mmfsdp/core/before_step.py": ["tests/core/test_scaler.py", "tests/core/test_own_loop.py"],
     "mmfsdp/core/freeze.py": ["tests/core/test_wrap.py"],
     "mmfsdp/core/even_batches.py": ["tests/core/test_several_optimizers.py"],
     "mmfsdp/core/several_optimizers.py": ["tests/core/test_several_optimizers.py"],

@@ -9,7 +9,9 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
+from ...core.step import divisor_of_step
 from ..data import Batch
 from ..run.state import text_table
 from ..spawn_ranks import on_ranks
@@ -68,9 +70,13 @@ def _measure(rounds: int, width: int) -> dict[str, Any]:
 
 
 def _clipped_norm(method: Method, batch: Batch) -> float:
-    """Take a step. Return the norm of the gradient that the optimizer is given: it is clipped by then."""
+    """Take a step. Return the norm of the gradient that the optimizer steps by, which is clipped."""
     norms: list[float] = []
-    hook = method.optimizer.register_step_pre_hook(lambda *_: norms.append(_gradient_norm(method)))
+
+    def note_norm(optimizer: Optimizer, *_: Any) -> None:
+        norms.append(_gradient_norm(method) / divisor_of_step(optimizer))
+
+    hook = method.optimizer.register_step_pre_hook(note_norm)
     method.step(batch)
     hook.remove()
     return norms[0]

@@ -256,7 +256,9 @@ def plan_of_run(
         plan.check()
         return plan
 
-    plan = plan_on_rank_0(built, plan_here)
+    # To plan an own model is to try its processor on the data, which each rank needs for its own batches.
+    alone = kind_of(params.model).example_of_data
+    plan = plan_here() if alone else plan_on_rank_0(built, plan_here)
     rates = rates_line(plan, spell_out_rates(built, params))
     cost = estimate(plan, params.train, sources=len(params.data.sources()))
     if dist.get_rank() == 0:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from ...core.model_record import plan_of
 from ...core.names import plain_name
 from ...core.parameters import hook_names
+from ...core.step import divisor_of_step
 from ...core.weights import copy_from_rank0
 from ..data.own_random import seed_all
 from .differences import (
@@ -159,7 +160,8 @@ class Trial:
         unmoved: dict[str, float] = {}
 
         def before_step(*_: Any) -> None:
-            seen.append({name: copied(p.grad) for name, p in self.plain.named_parameters() if p.requires_grad})
+            grads = {name: copied(p.grad) for name, p in self.plain.named_parameters() if p.requires_grad}
+            seen.append(divided(grads, divisor_of_step(optimizer)))
             before.update({name: p.detach().clone() for name, p in low.items()})
 
         def after_step(*_: Any) -> None:
@@ -191,7 +193,8 @@ class Trial:
                 name = plain_name(full_name, self.model)
                 if self._is_gathered(name, p):
                     gathered.append(name)
-            seen.append((self.whole_tensors(grads=True), tuple(gathered)))
+            grads = divided(self.whole_tensors(grads=True), divisor_of_step(self.optimizer))
+            seen.append((grads, tuple(gathered)))
 
         hook = self.optimizer.register_step_pre_hook(before_step)
         seed_all(self.rank)
@@ -260,6 +263,13 @@ def fill_zeros(model: nn.Module) -> None:
 def copied(tensor: Tensor | None) -> Tensor | None:
     """Return a copy of a tensor; None of None."""
     return None if tensor is None else tensor.detach().clone()
+
+
+def divided(tensors: dict[str, Tensor | None], divisor: float) -> dict[str, Tensor | None]:
+    """Return tensors, some of them None, divided by a number; the very same for 1."""
+    if divisor == 1:
+        return tensors
+    return {name: None if tensor is None else tensor / divisor for name, tensor in tensors.items()}
 
 
 def whole(tensor: Tensor | None) -> Tensor | None:
