@@ -1,6 +1,8 @@
-"""A cockpit starts the warm process once it has planned, and launches from it."""
+"""A cockpit launches from the warm process once it has planned; Python ends while a widget is at work."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 from tiny_run import tiny_run
@@ -28,3 +30,27 @@ def test_a_cockpit_launches_from_the_process_that_imports_while_one_chooses(tmp_
     process.stdin.close()
     process.wait(60)
     assert not path.exists()
+
+
+ENDS_AT_WORK = """
+import threading, torch
+from mmfsdp.kit.widgets.worker import Worker
+
+begun = threading.Event()
+
+def multiply():
+    x = torch.ones(1500, 1500)
+    while True:
+        begun.set()
+        x @ x
+
+worker = Worker()
+worker.work("multiply", multiply)
+begun.wait()
+"""
+
+
+@pytest.mark.real
+def test_python_ends_in_good_order_while_a_widget_is_at_work():
+    done = subprocess.run([sys.executable, "-c", ENDS_AT_WORK], capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +15,9 @@ from typing import Any
 import ipywidgets as w
 
 from .markup import error_note
+
+EXIT_S = 20.0
+"""Most seconds that the end of Python waits for work that goes on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +77,7 @@ class Worker:
         self.__thread: threading.Thread | None = None
         self.__is_over = False
         self.__turn = threading.Condition()  # guards what is above; never held while the widget's methods run
+        _WORKERS.add(self)
         super().__init__(*args, **kwargs)
 
     def work(self, name: str, function: Callable[[], Any], *, show: Callable[[Any], None] | None = None) -> None:
@@ -121,6 +128,14 @@ class Worker:
             self.__newest.clear()
             self.__queue.clear()
 
+    def break_off(self) -> None:
+        """Begin and show nothing any more, and have what is being done end at its next line of Python."""
+        self.end_work()
+        with self.__turn:
+            if self.__thread is not None and self.__thread.ident is not None:
+                thread = ctypes.c_ulong(self.__thread.ident)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(SystemExit))
+
     def wait_for_work(self, timeout: float | None = None) -> bool:
         """Wait until everything that was asked for is done and shown. Return False after `timeout` seconds."""
         # Not Thread.join: when a person interrupts it, Python 3.11 takes the thread for ended.
@@ -143,6 +158,7 @@ class Worker:
 
     def __start(self) -> None:
         self.__thread = threading.Thread(target=self.__run, daemon=True, name=type(self).__name__)
+        _THREADS.add(self.__thread)
         self.__thread.start()
 
     def __run(self) -> None:
@@ -187,3 +203,18 @@ class Worker:
             if self.is_wanted:  # or nobody looks at what it is about any more
                 self.failure = error
                 self.show_error(asked.name, error)
+
+
+_WORKERS: weakref.WeakSet[Worker] = weakref.WeakSet()
+_THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""All that are there. A thread that has nothing to do any more may still free tensors."""
+
+
+@atexit.register
+def _break_off_all() -> None:
+    """End all work before Python ends: a thread that comes back from C++ then, as of torch, aborts the process."""
+    for worker in list(_WORKERS):
+        worker.break_off()
+    for thread in list(_THREADS):
+        if thread.is_alive():
+            thread.join(EXIT_S)
