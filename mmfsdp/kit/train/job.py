@@ -26,7 +26,6 @@ from ...core.wrap import apply_plan
 from ...params import Device, ParamError, RunParams
 from ...params.phases import next_phase
 from ...planning import plan_on_rank_0
-from ...predict import estimate
 from ..data.loader import Batches
 from ..data.open_sources import Splits, open_for
 from ..data.own_random import seed_all
@@ -259,11 +258,11 @@ def plan_of_run(
     # To plan an own model is to try its processor on the data, which each rank needs for its own batches.
     alone = kind_of(params.model).example_of_data
     plan = plan_here() if alone else plan_on_rank_0(built, plan_here)
-    rates = rates_line(plan, spell_out_rates(built, params))
-    cost = estimate(plan, params.train, sources=len(params.data.sources()))
-    if dist.get_rank() == 0:
-        from .prepare import Prepared, with_notices
+    from .prepare import Prepared, cost_of, with_notices
 
+    rates = rates_line(plan, spell_out_rates(built, params))
+    cost = cost_of(plan, params)
+    if dist.get_rank() == 0:
         if handed != NO_PLAN:
             print(f"the ranks plan again: {handed}")
         told = with_notices(plan, [each for each in notices(params, sources, processor) if each.level != "error"])
