@@ -144,6 +144,10 @@ class DataParams(SourceParams):
             raise ParamError("feature_cache", message)
         return self
 
+    def batch_sizes(self, batch_size: int) -> list[int]:
+        """Return the samples of a micro-batch of each source. batch_size: of the first one, `train.batch_size`."""
+        return [batch_size, *(more.batch_size or batch_size for more in self.more)]
+
     def sources(self) -> dict[str, DataParams]:
         """Return each source by itself, by the dotted name of its parameters: data, data.more.0, ..."""
         sources = {"data": self.change(more=())}

@@ -102,7 +102,7 @@ def _encoded(
     params: DataParams, processor: SampleProcessor, data_slice: DataSlice, seed: int, sources: Mapping[str, Splits]
 ) -> dict[str, _EncodedBatches]:
     """Return the batches of each source by its place. data_slice: of the first one, for a batch size of their own."""
-    sizes = [data_slice.batch_size] + [more.batch_size or data_slice.batch_size for more in params.more]
+    sizes = params.batch_sizes(data_slice.batch_size)
     encoded = {}
     for i, (name, source) in enumerate(params.sources().items()):
         own_processor = replace(processor, max_length=source.max_length, augment=source.augment)

@@ -84,7 +84,7 @@ class HeldOut(Callback):
             return None
         if sources is None:
             sources = open_for(processor, params)
-        sizes = [settings.batch_size] + [more.batch_size or settings.batch_size for more in params.data.more]
+        sizes = params.data.batch_sizes(settings.batch_size)
         batches = []
         for i, (name, data) in enumerate(params.data.sources().items()):
             source = sources[name]["heldout"]

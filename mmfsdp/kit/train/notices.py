@@ -190,7 +190,7 @@ def flat_text(look: Look) -> str:
 def few_rows(params: RunParams, data: Mapping[str, Splits]) -> dict[str, str]:
     """Return a text about each source with fewer rows to train on than a step takes, by the source's place."""
     train, ranks = params.train, with_ranks(params).launch.world_size
-    sizes = [train.batch_size] + [more.batch_size or train.batch_size for more in params.data.more]
+    sizes = params.data.batch_sizes(train.batch_size)
     texts = {}
     for place, size in zip(params.data.sources(), sizes, strict=True):
         rows, in_step = data[place]["train"].length, size * train.accumulation * ranks
