@@ -14,6 +14,9 @@ from ..params import OptimizerKind, ParamError, TrainParams
 from ..params.own import OwnCode, path_of
 from .plan import Param, WrapPlan
 
+READ_BY_KERNELS = ("grad_scale", "found_inf")
+"""Attributes of an optimizer that its fused kernels read in a step, if they are there."""
+
 FIELD = "train.optimizer"
 CLOSURE = (
     "needs a closure, by which it computes loss and gradients several times in a step; a step here has one backward, "

@@ -9,6 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from ..params import ParamError
+from .optimizer_states import READ_BY_KERNELS
 
 
 class SeveralOptimizers(Optimizer):
@@ -76,11 +77,11 @@ class SeveralOptimizers(Optimizer):
         """Let each make its step. Raises ValueError for a closure."""
         if closure is not None:
             raise ValueError("closure: several optimizers make one step of the same gradients; give none")
-        # What train_step has set for fused kernels.
-        names = ("grad_scale", "found_inf")
-        of_kernels: dict[str, Any] = {name: vars(self)[name] for name in names if name in vars(self)}
+        of_kernels: dict[str, Any] = {name: vars(self)[name] for name in READ_BY_KERNELS if name in vars(self)}
         for optimizer in self.optimizers:
-            vars(optimizer).update(of_kernels)
-            optimizer.step()
-            for name in of_kernels:
-                del vars(optimizer)[name]
+            vars(optimizer).update(of_kernels)  # as train_step has set them
+            try:
+                optimizer.step()
+            finally:
+                for name in of_kernels:
+                    del vars(optimizer)[name]

@@ -21,6 +21,7 @@ from .gradient_sync import gradient_sync
 from .micro_batch import StepBatch, as_batches, check_loss, label_tokens, lint_loss, logits_of, loss_of
 from .model_record import plan_of, record_of
 from .names import parameters_of, unwrapped
+from .optimizer_states import READ_BY_KERNELS
 from .same_parts import UsedParts, watch_parts
 from .token_loss import sums_of_heads
 from .written_state import watch_state
@@ -235,14 +236,16 @@ def step_if(
     elif factor is not None:
         # The kernel divides by it while it has the gradients, which saves a kernel and a pass over them.
         optimizer.grad_scale = factor.reciprocal().to(device)  # type: ignore[attr-defined]
-    if optimizer.defaults.get("fused"):
-        # The fused kernel does nothing if found_inf is 1: the host need not know, so it does not wait.
-        optimizer.found_inf = (~finite).float().to(device)  # type: ignore[attr-defined]
-        optimizer.step()
-    elif bool(finite):  # waits for the device
-        optimizer.step()
-    for name in ("grad_scale", "found_inf"):  # the next step may be one of the caller's
-        vars(optimizer).pop(name, None)
+    try:
+        if optimizer.defaults.get("fused"):
+            # The fused kernel does nothing if found_inf is 1: the host need not know, so it does not wait.
+            optimizer.found_inf = (~finite).float().to(device)  # type: ignore[attr-defined]
+            optimizer.step()
+        elif bool(finite):  # waits for the device
+            optimizer.step()
+    finally:
+        for name in READ_BY_KERNELS:  # the next step may be one of the caller's
+            vars(optimizer).pop(name, None)
     optimizer.zero_grad(set_to_none=True)
     if scaler is not None:
         scaler.update(finite)

@@ -275,6 +275,22 @@ def test_a_model_without_a_loss_is_named():
         train_step(model, [texts()], SGD(model.parameters(), lr=0.1))
 
 
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_step_that_fails_leaves_nothing_by_which_the_next_would_be_clipped(joined):
+    model = tiny_flamingo()
+    own = SGD([p for p in model.parameters() if p.requires_grad], lr=1.0, fused=True)
+    optimizer = SeveralOptimizers(own) if joined else own
+
+    def fail(*_) -> None:
+        raise RuntimeError("a hook of the caller's")
+
+    own.register_step_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="a hook of the caller's"):
+        train_step(model, [tiny_batch()], optimizer, max_grad_norm=0.1)
+    for each in (optimizer, own):
+        assert not {"grad_scale", "found_inf"} & set(vars(each))
+
+
 def test_the_gradient_is_clipped_to_its_global_norm():
     model = tiny_flamingo()
     before = [p.detach().clone() for p in model.parameters()]
