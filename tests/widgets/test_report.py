@@ -104,6 +104,11 @@ def test_splits_stand_apart_and_mistakes_are_marked(finished_run):
     seen, unseen = caption_cards(finished_run).split("that no training has ever shown")
     assert "✗" in seen and "truth:" in seen and "✓" not in seen
     assert "✓" in unseen and "truth:" not in unseen
+    assert "combinations that the training has shown" in seen
+    result = json.loads((finished_run / "result.json").read_text())
+    only_new = [row for row in result["captions"] if row["split"] == "heldout"]
+    (finished_run / "result.json").write_text(json.dumps(result | {"captions": only_new}))  # as of data of one's own
+    assert "New pictures:" in caption_cards(finished_run) and "combinations" not in caption_cards(finished_run)
 
 
 @pytest.mark.parametrize("name", ["params.yaml", "plan.json", "metrics.jsonl", "result.json", "captions/0.png"])

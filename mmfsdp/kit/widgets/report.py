@@ -158,9 +158,12 @@ def caption_cards(folder: Path, *, max_cards: int = 12) -> str:
     html = note(result["no_captions"][:300]) if "no_captions" in result else ""
     if rows:
         html += "".join(note(notice, "warning") for notice in Snapshot(folder).notices if notice.code == UNKNOWN_WORDS)
-    for split, title in SPLITS.items():
-        cards = [_card(folder, row) for row in rows if row.get("split") == split]
+    by_split = {split: [row for row in rows if row.get("split") == split] for split in SPLITS}
+    for split, of_split in by_split.items():
+        cards = [_card(folder, row) for row in of_split]
         if cards:
+            # Only data that keep combinations back, such as the shapes, have others that the training has shown.
+            title = SPLITS[split] if by_split["unseen"] else "New pictures:"
             html += f'{note(title)}<div class="mm-cards">{"".join(cards[:max_cards])}</div>'
     return html
 
