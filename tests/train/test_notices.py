@@ -7,14 +7,17 @@ import pytest
 from PIL import Image
 from tiny_run import tiny_run
 
+from mmfsdp.kit import cli
 from mmfsdp.kit.run.files.folder import write_json
 from mmfsdp.kit.run.files.run_record import RunRecord, RunState, Status, write_status
 from mmfsdp.kit.run.files.snapshot import Snapshot
 from mmfsdp.kit.run.state import WITHOUT_SENSE, run_state
 from mmfsdp.kit.run.trouble import troubles
+from mmfsdp.kit.train import data_batch
 from mmfsdp.kit.train.notices import LOOKED_AT, few_rows, look_at, notices, unknown_words
-from mmfsdp.kit.train.prepare import kept_model, opened
+from mmfsdp.kit.train.prepare import kept_model, opened, quick_look
 from mmfsdp.kit.widgets.data_look import look_at as shown_data
+from mmfsdp.kit.widgets.data_look import notices_html
 from mmfsdp.kit.widgets.report import caption_cards, report_html
 from mmfsdp.params.findings import CUT_TEXTS, DATA, FEW_ROWS, PICTURE_VALUES, SKIPPED_ROWS, UNKNOWN_WORDS, Finding
 from tests.run.test_runs import record
@@ -122,3 +125,35 @@ def test_a_damaged_plan_has_no_notices(run_with_unknown_words):
         write_json(run_with_unknown_words / "plan.json", damaged)
         assert Snapshot(run_with_unknown_words).notices == []
     assert troubles(run_with_unknown_words, RunState(Status.COMPLETED)) == []
+
+
+def test_plan_says_them_too_as_text_and_as_findings(tmp_path, monkeypatch, capsys):
+    params = with_texts(tiny_run(tmp_path), "a red house " * 10)
+    params.to_yaml(tmp_path / "mine.yaml")
+    expected = told(params)
+    assert set(expected) >= {UNKNOWN_WORDS, CUT_TEXTS}
+    assert cli.main(["plan", str(tmp_path / "mine.yaml"), "--json"]) == 0
+    findings = {each["code"]: each["message"] for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert expected.items() <= findings.items()
+    assert cli.main(["plan", str(tmp_path / "mine.yaml")]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert all(f"warning: {message}" in words for message in expected.values())
+    monkeypatch.setattr(data_batch, "MAX_ENTRIES", 2)
+    assert quick_look(params) == (None, []), "a folder of many files is not opened for a plan"
+    params.change(**{"data.path": str(tmp_path / "nowhere")}).to_yaml(tmp_path / "none.yaml")
+    assert cli.main(["plan", str(tmp_path / "none.yaml")]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "nowhere is not on this machine" in words and "the data were not looked at" in words
+
+
+def test_several_warnings_are_folded_behind_the_first_and_an_error_never_is():
+    error, note = Finding("error", "turns", "bad <i>data"), Finding("note", DATA, "keys are not read")
+    warnings = [Finding("warning", str(i), f"number {i} of <b>") for i in range(3)]
+    html = notices_html([error, *warnings, note])
+    before, _, folded = html.partition("<details")
+    folded, _, after = folded.partition("</details>")
+    assert "bad &lt;i&gt;data" in before and "keys are not read" in after
+    summary, _, others = folded.partition("</summary>")
+    assert "3 warnings" in summary and "number 0 of &lt;b&gt;" in summary
+    assert "number 0" not in others and all(f"number {i} of &lt;b&gt;" in others for i in (1, 2))
+    assert "<details" not in notices_html([error, warnings[0], note])

@@ -8,6 +8,7 @@ import platform
 import sys
 import textwrap
 from argparse import ArgumentTypeError, Namespace
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import date
 from importlib import import_module
@@ -27,6 +28,7 @@ from .json_output import reply
 
 if TYPE_CHECKING:
     from ...predict import Estimate, Mesh, Times
+    from ..data.open_sources import Splits
     from ..train.prepare import Prepared
 
 CHECKING = "checking the data and the plan"
@@ -79,10 +81,12 @@ def plan(values: Namespace) -> int:
     params = chosen_params(values)
     tell_of_hub(say)
     say("planning: a model without weights, a step on tensors without data")
+    from ..train.prepare import quick_look
     from ..train.ways import ways, ways_table
 
     phases = phases_of(params)
-    plans = [planned_phase(phase, values.machine) for phase in phases]
+    sources, found = quick_look(params)
+    plans = [planned_phase(phase, values.machine, sources, found) for phase in phases]
     if values.json:
         from .answers import ShardingFigures
         from .plan_answer import later_phase, plan_answer
@@ -119,12 +123,17 @@ class PlannedPhase(NamedTuple):
     meshes: list[Mesh]
 
 
-def planned_phase(phase: Phase, machine: str | None) -> PlannedPhase:
-    """Plan a phase of a run; with the name of a machine, also predict its seconds. Raises ParamError."""
-    from ..train.prepare import preview, rates_of, with_place
+def planned_phase(
+    phase: Phase, machine: str | None, sources: Mapping[str, Splits] | None, found: Sequence[Finding]
+) -> PlannedPhase:
+    """Plan a phase of a run; with the name of a machine, also predict its seconds. Raises ParamError.
 
-    planned, cost = preview(phase.params)
-    planned = with_place(planned, phase.params)
+    sources, found: what `quick_look` returned of the data.
+    """
+    from ..train.prepare import preview, rates_of, with_notices, with_place
+
+    planned, cost = preview(phase.params, sources)
+    planned = with_place(with_notices(planned, found), phase.params)
     rates = rates_of(phase.params, planned)
     return PlannedPhase(planned, cost, rates, *on_machine(machine, planned, phase.params))
 

@@ -49,16 +49,22 @@ def data_batch(
         return DataBatch(None, "")
     if processor is None:
         return DataBatch(None, "the data were not looked at: the model's tokenizer is not on this machine")
-    if sources is None:
-        for place, source in params.data.sources().items():
-            if why := slow_to_read(source):
-                return DataBatch(None, f"the data were not looked at: {place}: {why}")
+    if sources is None and (why := why_slow_to_read(params.data)):
+        return DataBatch(None, f"the data were not looked at: {why}")
     train = params.train
     key = json.dumps([params.data.to_dict(), train.batch_size, train.seed])
     try:
         return cache.keep(key, lambda: _largest(params, processor, sources))
     except Exception as error:  # a launch tells it as an error; a plan stands without the data
         return DataBatch(None, f"the data were not looked at: {error}")
+
+
+def why_slow_to_read(data: DataParams) -> str:
+    """Return why the sources of a run are not all opened for a look, with the place of one; empty if they are."""
+    for place, source in data.sources().items():
+        if why := slow_to_read(source):
+            return f"{place}: {why}"
+    return ""
 
 
 def slow_to_read(source: DataParams) -> str:

@@ -43,7 +43,7 @@ from ..run.own_code import sources_of
 from ..run.rank_count import with_ranks
 from ..run.slurm.site import settled
 from ..run.start import check_place
-from .data_batch import data_batch
+from .data_batch import data_batch, why_slow_to_read
 from .features import check_cache
 from .handed_plan import model_digest, sealed, shapes_of
 from .learning_rates import rate_groups, rates_line, spell_out_rates, try_schedule
@@ -149,9 +149,25 @@ def check_rates_have_effect(params: RunParams, *phases: Prepared) -> None:
             raise ParamError("train.lr_for", f"{pattern!r} matches nothing that trains in any phase; remove it")
 
 
-def preview(params: RunParams) -> tuple[WrapPlan, Estimate]:
-    """Return the plan of a run and its cost per rank, whatever the lint finds; the data are not opened."""
-    return list(previews(params))[-1]
+def preview(params: RunParams, sources: Mapping[str, Splits] | None = None) -> tuple[WrapPlan, Estimate]:
+    """Return the plan of a run and its cost per rank, whatever the lint finds; see `previews`."""
+    return list(previews(params, sources))[-1]
+
+
+def quick_look(params: RunParams) -> tuple[dict[str, Splits] | None, list[Finding]]:
+    """Return the sources of a run, opened, and the notices on them; None and no notices of data that are not opened.
+
+    Only data that are quick to read are opened, and those that the plan needs. A plan stands without the others: its
+    cost says why they were not looked at.
+    """
+    params = with_variables(params)
+    if why_slow_to_read(params.data) and not kind_of(params.model).example_of_data:
+        return None, []
+    try:
+        sources = opened(params)
+    except ParamError:  # told with the cost of the plan, or raised where the plan needs them
+        return None, []
+    return sources, notices(params, sources, kept_model(params)[1])
 
 
 def previews(

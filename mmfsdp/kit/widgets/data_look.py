@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from html import escape
 from itertools import islice
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as w
 
 from ...params import DataParams, DataSource, ParamError, RunParams
+from ...params.findings import Finding
 from .cell import import_lock
 from .controls import Control
-from .markup import note
+from .markup import note, shown
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -155,9 +156,25 @@ def look_at(params: RunParams, sources: dict[str, Splits]) -> str:
             if not all(source.source.takes.draws for source in params.data.sources().values()):
                 _, processor = kept_model(params)
     html = "".join(look_html(each) for each in list(sources.values())[:SHOWN])
-    for notice in notices(params, sources, processor):
-        html += note(notice.message, "quiet" if notice.level == "note" else notice.level)
-    return html
+    return html + notices_html(notices(params, sources, processor))
+
+
+def notices_html(found: Sequence[Finding]) -> str:
+    """Return the notices on data as HTML: of several warnings their number and the beginning of the first, which
+    unfolds to all, so that they leave room for the pictures beside or below. Errors and notes are never folded.
+    """
+    html: dict[str, list[str]] = {"error": [], "warning": [], "note": []}
+    first_warning = ""
+    for notice in found:
+        if notice.level == "warning" and not first_warning:
+            first_warning = notice.message
+        html[notice.level].append(note(notice.message, "quiet" if notice.level == "note" else notice.level))
+    warnings = html["warning"]
+    if len(warnings) > 1:
+        words = f"<b>{len(warnings)} warnings</b> <span>{shown(first_warning)}</span>"
+        summary = f'<summary class="mm-warning">{words}</summary>'
+        warnings = [f'<details class="mm-warnings" data-fold="warnings of data">{summary}', *warnings[1:], "</details>"]
+    return "".join([*html["error"], *warnings, *html["note"]])
 
 
 def look_html(splits: Splits) -> str:
