@@ -18,7 +18,7 @@ MEMORY_KINDS = {
     "optimizer": ("optimizer", "optimizer"),
     "gathered": ("gathered", "gathered"),
     "gradients": ("gradients", "gradients"),
-    "buffers": ("buffers", "buffers"),
+    "buffers": ("communication buffers", "buffers"),
     "module_buffers": ("model's buffers", "buffers"),
     "activations": ("activations", "activations"),
 }

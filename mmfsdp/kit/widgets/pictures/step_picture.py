@@ -30,7 +30,7 @@ NAMES = {
     "optimizer": "optimizer",
     "gathered": "gathered, all-gather",
     "gradients": "gradients, reduction",
-    "buffers": "buffers",
+    "buffers": "communication buffers",
     "activations": "activations",
 }
 Column = tuple[float, float, Moment]
