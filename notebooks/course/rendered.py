@@ -1,6 +1,7 @@
 """A lesson that has been run, as a page of Markdown with its pictures beside it, for readers on the web.
 
 `python -m course.verify` writes them: `rendered/01_data_parallel.md` and the folder `rendered/01_data_parallel/`.
+The page of lesson 00, which is all buttons, is written by `python -m tests.browser.start_page`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import nbformat
 
 NotebookNode = nbformat.NotebookNode
 SOLVED = "With the solution:"
+INTRODUCTION = "when it is run with its exercises solved. To do them, open it."
 LINES = 60
 """Of an output, so many are kept."""
 
@@ -27,15 +29,25 @@ def digest(book: NotebookNode) -> str:
     return hashlib.sha256("\n\0\n".join(cell.source for cell in book.cells[1:]).encode()).hexdigest()[:16]
 
 
-def render(book: NotebookNode, ran: NotebookNode, page: Path) -> None:
-    """Write the page of a notebook, with the outputs of a copy of it that ran with its exercises solved."""
+def render(
+    book: NotebookNode,
+    ran: NotebookNode,
+    page: Path,
+    *,
+    introduction: str = INTRODUCTION,
+    command: str = "python -m course.verify",
+) -> None:
+    """Write the page of a notebook, with the outputs of a copy of it that ran with its exercises solved.
+
+    introduction: the end of the page's first sentence, on what the notebook shows. command: writes this page.
+    """
     folder = page.with_suffix("")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     notebook = f"../{page.stem}.ipynb"
     parts = [
-        f"<!-- {digest(book)} of {page.stem}.ipynb; written by `python -m course.verify`, as all in this folder -->",
-        f"> What [the notebook]({notebook}) shows when it is run with its exercises solved. To do them, open it.",
+        f"<!-- {digest(book)} of {page.stem}.ipynb; written by `{command}` -->",
+        f"> What [the notebook]({notebook}) shows {introduction}",
     ]
     solved: list[str] = []
     for cell, done in zip(book.cells, ran.cells, strict=True):

@@ -1,7 +1,7 @@
 """Pictures of every view at two sizes, light and dark, to be looked at: `python -m tests.browser.shots [VIEW ...]`.
 
 They lie in artifacts/browser/views. Without names, all of them are made; a name is the beginning of a view's.
-`python -m tests.browser.shots start-here` makes README's picture anew.
+start_page.py makes README's picture.
 """
 
 import math
@@ -21,8 +21,6 @@ from .lab import PATIENCE_MS, ROOT, SHOTS, chromium, jupyterlab, open_notebook, 
 
 SIZES = {"1440x900": {"width": 1440, "height": 900}, "1280x720": {"width": 1280, "height": 720}}
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
-README_HEIGHT = 690
-"""Pixels of README's picture: down to the second row of charts."""
 ROWS = """from PIL import Image
 def read():
     return [{"image": Image.new("RGB", (8, 8)), "text": f"row {i}"} for i in range(40)]
@@ -132,22 +130,6 @@ class Views:
                     self.page.evaluate("y => scrollTo(0, y)", part * viewport["height"])
                     self.keep(f"{name}-{part + 1}-{size}-{theme}")
 
-    def take_for_readme(self, name: str, selector: str, path: Path) -> None:
-        """Write README's picture of an element in a window of 1280 pixels, README_HEIGHT high, if it is asked for."""
-        if name not in self._wanted:
-            return
-        set_theme(self.page, THEMES["light"])
-        self.page.set_viewport_size({"width": 1280, "height": 860})
-        self.page.wait_for_timeout(1000)
-        self.page.locator(selector).last.evaluate("e => e.scrollIntoView()")
-        self.page.mouse.move(0, 0)
-        self.page.wait_for_timeout(300)
-        box = self.page.locator(selector).last.bounding_box()
-        self.page.screenshot(path=path, clip={**box, "height": README_HEIGHT})
-        with Image.open(path) as picture:
-            picture.quantize(256).save(path, optimize=True)
-        self.made.append(path)
-
     def keep(self, name: str) -> None:
         """Keep a picture of what is in sight."""
         path = SHOTS / "views" / f"{name}.png"
@@ -242,7 +224,6 @@ def _cockpit(views: Views) -> None:
     views.take("cockpit-running", cockpit)
     run_cell(page, "finished")
     views.take("cockpit-finished", cockpit)
-    views.take_for_readme("start-here", cockpit, ROOT / "notebooks/images/start_here.png")
     if views.wants("cockpit-stacked"):
         page.evaluate("window.jupyterapp.shell.expandLeft()")
         views.take("cockpit-stacked", cockpit)

@@ -25,7 +25,7 @@ PACKED = (
 )
 BEFORE_CODE, AFTER_CODE = "import base64, zlib\n\nexec(zlib.decompress(base64.b64decode('", "')))\n"
 """Stand around the code of a packed Python file, which runs it."""
-FOLDERS = ("course", "reference", "images", "measured")
+FOLDERS = ("course", "reference", "measured")
 TUTOR_NOTE = """# For AI assistants in this folder
 
 This is a student's copy of a course on FSDP, the sharded data-parallel training of PyTorch. The person who works here

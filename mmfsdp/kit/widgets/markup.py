@@ -65,7 +65,7 @@ def table_of_cells(head: Iterable[str], rows: Iterable[str], *, label: str, look
 
 def key_figures(figures: Iterable[tuple[str, str]]) -> str:
     """Return (value, label) pairs side by side, each value large over its label."""
-    cells = "".join(f"<div><b>{escape(value)}</b>{escape(label)}</div>" for value, label in figures)
+    cells = "".join(f"<div><b>{escape(value)}</b> {escape(label)}</div>" for value, label in figures)
     return f'<div class="mm-figures">{cells}</div>' if cells else ""
 
 
