@@ -45,9 +45,9 @@ def preemption(folder: Path) -> Run:
         run = start(folder, "preemption", **slurm, **{"train.steps": 60, "train.save_every": 20})
         until(lambda: run.state().step >= 24, seconds=600)
         cluster.ask("scancel", "--signal=USR2", run.job or "")
-        until(lambda: any(event["kind"] == "preempted" for event in run.events()), seconds=240)
+        until(lambda: any(event["kind"] == "preempted" for event in run.events()), seconds=600)
         time.sleep(20)  # of the two minutes that Slurm lets a requeued job wait
-        until(lambda: cluster.release() or any(event["kind"] == "requeued" for event in run.events()), seconds=240)
+        until(lambda: cluster.release() or any(event["kind"] == "requeued" for event in run.events()), seconds=600)
         run.wait(600)
     finally:
         cluster.stop()

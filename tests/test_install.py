@@ -148,7 +148,7 @@ def install(tmp_path, index):
             shutil.rmtree(tmp_path / "project/.venv", ignore_errors=True)
         command = [sys.executable, "install.py", *words]
         done = subprocess.run(
-            command, cwd=tmp_path / "project", env=settings | variables, capture_output=True, text=True, timeout=240
+            command, cwd=tmp_path / "project", env=settings | variables, capture_output=True, text=True, timeout=600
         )
         if done.returncode:
             return f"stopped: {done.stderr.strip()}"
@@ -217,7 +217,7 @@ def test_here_keeps_the_torch_that_is_there_or_says_why_it_cannot(install, index
             env=settings | {"PATH": "/usr/bin:/bin", "PIP_QUIET": "1"} | variables,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=600,
         )
         return done.stdout if done.returncode == 0 else f"stopped: {done.stderr.strip()}"
 

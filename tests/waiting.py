@@ -11,7 +11,7 @@ from mmfsdp.kit.run.local import stop_processes
 TESTS = Path(__file__).resolve().parent
 
 
-def until(condition: Callable, *, seconds: float = 240.0, words: Callable[[], str] = str):
+def until(condition: Callable, *, seconds: float = 600.0, words: Callable[[], str] = str):
     """Return the first true value of a condition; raise AssertionError with `words` if there is none in time."""
     end = time.monotonic() + seconds
     while not (value := condition()):

@@ -72,7 +72,7 @@ def test_a_drill_and_a_cancel_by_command(start, capsys, tmp_path):
     assert cli.main(["drill", "drilled"]) == 0, "a name is enough beside runs/"
     said = [line.partition(" at step ")[0] for line in capsys.readouterr().out.splitlines() if " at step " in line]
     assert said == ["drill", "preempted", "requeued", "resumed"]
-    assert run.wait(240).ok
+    assert run.wait(600).ok
     assert cli.main(["drill", "runs/drilled"]) == 2 and "a drill needs a run whose" in capsys.readouterr().err
     other = start("preemptible", **{"launch.name": "cancelled"})
     assert cli.main(["cancel", "cancelled"]) == 0 and other.state().status is Status.CANCELLED

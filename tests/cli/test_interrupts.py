@@ -57,7 +57,7 @@ def test_ctrl_c_at_a_late_import_and_while_ranks_are_started_ends_in_one_line(tm
         # It does while it starts the fork server, which inherits that.
         until(lambda: not ignores_interrupts(verify.pid))
         os.killpg(verify.pid, signal.SIGINT)
-        _, said = verify.communicate(timeout=240)  # its end of file: no rank and no fork server is left
+        _, said = verify.communicate(timeout=600)  # its end of file: no rank and no fork server is left
     assert verify.returncode == 130 and "Traceback" not in said
     assert said.splitlines()[-1] == "mmfsdp: interrupted"
 

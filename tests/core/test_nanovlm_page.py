@@ -20,7 +20,7 @@ def losses(folder: Path, ranks: int) -> list[str]:
     script = pages.PAGES / "nanovlm.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", script]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(STAND_IN)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Warning: plan" not in done.stderr and "count_label_tokens" not in done.stderr
     return re.findall(r"^step \d+ loss ([\d.]+)$", done.stdout, flags=re.M)

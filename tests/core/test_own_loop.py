@@ -576,7 +576,7 @@ def run_script(folder: Path, epochs: int) -> list[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", SCRIPT]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, str(epochs)], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        [*command, str(epochs)], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return re.findall("^epoch .*$", done.stdout, flags=re.M)

@@ -77,7 +77,7 @@ from nbclient import NotebookClient
 
 cells = [nbformat.v4.new_code_cell(source) for source in json.load(sys.stdin)]
 book = nbformat.v4.new_notebook(cells=cells)
-NotebookClient(book, timeout=240, kernel_name=sys.argv[1]).execute()
+NotebookClient(book, timeout=600, kernel_name=sys.argv[1]).execute()
 for cell in cells:
     for output in cell.outputs:
         print(output.get("text") or output.get("data", {}).get("text/html", ""), end="")
@@ -105,7 +105,7 @@ class Environment:
             input=text,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

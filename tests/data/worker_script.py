@@ -1,9 +1,10 @@
-"""A process with two data workers, as a rank has. It fails, or is killed, as the argument says."""
+"""A process with two data workers, as a rank has. It fails, is killed, or closes its loader, as the argument says."""
 
 import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 
 import torch
@@ -17,17 +18,27 @@ STUCK_AT = 8
 
 
 class Numbers(IterableDataset):
-    """Numbers without end, or up to an item that never comes."""
+    """Numbers without end, or up to an item that never comes; with a thread that is at work while its worker ends."""
 
-    def __init__(self, stuck_at: int):
+    def __init__(self, stuck_at: int, thread: bool = False):
         self.stuck_at = stuck_at
+        self.thread = thread
 
     def __iter__(self):
+        if self.thread:
+            threading.Thread(target=work_on, daemon=True).start()
         number = 0
         while number != self.stuck_at:
             yield torch.tensor(number)
             number += 1
         time.sleep(3600)
+
+
+def work_on() -> None:
+    """Come back from PyTorch's C++ again and again, as the thread does that sends a worker's batches."""
+    numbers = torch.ones(100, 100)
+    while True:
+        numbers @ numbers
 
 
 def signal_workers() -> None:
@@ -46,7 +57,7 @@ def check_own_signals() -> None:
 
 
 def main(end: str) -> None:
-    data = Numbers(stuck_at=STUCK_AT if end == "fails" else -1)
+    data = Numbers(stuck_at=STUCK_AT if end == "fails" else -1, thread=end == "closes")
     batches = iter(DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context=worker_context()))
     workers = multiprocessing.active_children()
     print(*(child.pid for child in workers), flush=True)
@@ -56,6 +67,11 @@ def main(end: str) -> None:
     assert [int(next(batches)) for _ in range(8)] == [2, 2, 3, 3, 4, 4, 5, 5]
     assert all(child.is_alive() for child in workers)
     check_own_signals()
+    if end == "closes":
+        del batches
+        codes = [child.exitcode for child in workers]
+        assert codes == [0, 0], f"exit codes of the workers: {codes}"
+        return
     if end == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     raise RuntimeError("the failure of this rank")

@@ -88,7 +88,7 @@ def test_a_fault_ends_the_run_with_its_cause(start, name):
     if fault.entry.startswith("starved") and not os.access("/sys/fs/cgroup", os.W_OK):
         pytest.skip("only root can give a process a limit of memory")
     run = start(f"tests.fault_entries:{fault.entry}")
-    state = run.wait(240)
+    state = run.wait(600)
     reason = ".*".join(map(re.escape, fault.reason.split(ANY)))
     assert state.status is Status.FAILED and state.rank == int(fault.entry.split("_")[1]), state
     assert re.search(reason, state.reason, re.DOTALL), state
@@ -101,7 +101,7 @@ def test_a_fault_ends_the_run_with_its_cause(start, name):
 LAUNCHER = """
 import sys
 from mmfsdp import RunParams, launch
-print(launch(RunParams.from_yaml(sys.argv[1])).wait(240))
+print(launch(RunParams.from_yaml(sys.argv[1])).wait(600))
 """
 
 
@@ -120,7 +120,7 @@ def test_a_run_whose_loss_is_not_finite_completes_and_is_not_ok(start, capsys, m
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # each process of the run prints what it imports
     changes = {"train.lr": 1e30, "train.warmup_steps": 0, "train.steps": 8, "train.eval_every": 4}
     run = start("train", **changes)
-    state = run.wait(240)
+    state = run.wait(600)
     assert str(state) == "COMPLETED, 7 of 8 steps skipped: loss not finite since step 2" and not state.ok
     assert cli.main(["watch", str(run.path)]) == 1
     assert run.name + ": COMPLETED, step 8 of 8\n" in (printed := capsys.readouterr().out)
@@ -142,7 +142,7 @@ def test_a_run_whose_loss_is_not_finite_completes_and_is_not_ok(start, capsys, m
 
 def test_a_launched_run_is_resumed_in_its_folder(start):
     run = start("tests.fault_entries:is_killed_once", **{"train.save_every": 1, "train.steps": 5})
-    assert f"rank 1 {KILLED}" in (state := run.wait(240)).reason and state.status is Status.FAILED
+    assert f"rank 1 {KILLED}" in (state := run.wait(600)).reason and state.status is Status.FAILED
     broken = run.record
     with pytest.raises(ValueError, match=r"step: 9 has no complete checkpoint; those of .* are \[1, 2, 3\]"):
         run.resume(step=9)
@@ -155,14 +155,14 @@ def test_a_launched_run_is_resumed_in_its_folder(start):
     assert captioned["seconds"] < time.time() - broken.created
     damaged = run.path / "checkpoints/step_00000003/ranks/00001.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    state = run.resume().wait(240)
+    state = run.resume().wait(600)
     assert state.status is Status.FAILED and "00001.safetensors is missing, truncated or altered" in state.reason
     assert "the one before is step_00000002: go on from it with `mmfsdp resume RUN --step 2`" in state.reason
     more = run.params.change(**{"train.steps": 6})
     again = run.resume(step=2, params=more)
     with pytest.raises(ParamError, match="cancel it before it is resumed"):
         run.resume()
-    state = again.wait(240)
+    state = again.wait(600)
     assert state.ok and state.step == state.steps == 6, state
     assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4, 5, 6]
     assert [event["step"] for event in read_events(run.path) if event["kind"] == "resumed"] == [2]

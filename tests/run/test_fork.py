@@ -133,7 +133,7 @@ def test_each_way_to_start_ranks_trains_the_same_and_says_whose_its_processes_ar
     assert "submitit.core._submit" in parents["pythons"][1]
     losses = {}
     for way, run in runs.items():
-        assert str(run.wait(240)) == "COMPLETED, step 6 of 6", way
+        assert str(run.wait(600)) == "COMPLETED, step 6 of 6", way
         assert words_of[way] in run.logs(0), way
         losses[way] = [row["loss"] for row in read_metrics(run.path)]
     assert losses["warm"] == losses["forks"] == losses["pythons"]
@@ -152,7 +152,7 @@ def test_a_run_by_a_warm_process_outlives_it_and_is_cancelled_from_another_proce
         supervisor = psutil.Process(run.record.pid)
         assert supervisor.ppid() == process.pid
         process.stdin.close()
-        process.wait(60)
+        process.wait(600)
         assert not path.exists()
         step = run.state().step
         until(lambda: run.state().step > step)
@@ -196,7 +196,7 @@ def test_a_warm_process_ends_when_nobody_has_asked_it_for_long(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     until(path.exists)
     assert process.poll() is None
-    assert process.wait(240) == 0 and not path.exists()
+    assert process.wait(600) == 0 and not path.exists()
     path.parent.rmdir()
 
 

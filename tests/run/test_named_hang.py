@@ -70,7 +70,7 @@ CROSSED = (
 def check(run, fault: str) -> None:
     """The state, its trouble and what to do are as planted."""
     rank, words, fix = HANGS[fault]
-    state = run.wait(240)
+    state = run.wait(600)
     assert state.status is Status.FAILED and state.rank == rank, f"{fault}: {state}\n{run.logs(0)}"
     assert re.match(words, state.reason), f"{fault}: {state.reason}"
     (trouble,) = troubles(run.path, run_state(run.path))
@@ -84,12 +84,12 @@ def test_planted_hangs_are_named_with_rank_unit_and_line(tmp_path):
         runs["logs"] = go("logs", **{"launch.name": "logs", "launch.ranks": 3})
         for fault in HANGS:
             check(runs[fault], fault)
-        crossed = runs["crosses"].wait(240)
+        crossed = runs["crosses"].wait(600)
         assert crossed.rank is None and re.match(CROSSED, crossed.reason), crossed
-        of_three = runs["logs"].wait(240)
+        of_three = runs["logs"].wait(600)
         assert of_three.rank == 1 and re.match(OF_THREE, of_three.reason, re.DOTALL), of_three
         failed = runs["no_picture_in_gloo"]
-        state = failed.wait(240)
+        state = failed.wait(600)
         assert state.rank == 1 and re.match(FAILS, state.reason, re.DOTALL), state
         (trouble,) = troubles(failed.path, run_state(failed.path))
         assert "; then" not in trouble.message and SAME_UNITS in trouble.fix

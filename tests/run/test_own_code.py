@@ -72,8 +72,8 @@ def story(folder):
         # Both have been launched: from here on, neither sees an edit.
         for name in FILES_OF_RUN:
             Path(name).write_text("raise RuntimeError('edited')")
-        said["killed"] = broken.wait(240)
-        said["whole"] = whole.wait(240)
+        said["killed"] = broken.wait(600)
+        said["whole"] = whole.wait(600)
         kill.unlink()
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as errors:
             said["status"] = cli.main(["resume", str(broken.path)])  # and caption, in this process
@@ -152,7 +152,7 @@ def last_words(run: Run) -> str:
 @pytest.mark.real
 def test_fresh_code_is_taken_where_it_is_asked_for_and_names_what_changed(quick, capsys, monkeypatch):
     Path("my_words.py").write_text("WORDS = 'as edited'")
-    assert quick.wait(240).status is Status.COMPLETED, quick.state().traceback
+    assert quick.wait(600).status is Status.COMPLETED, quick.state().traceback
     assert last_words(quick) == "as launched"
     with monkeypatch.context() as closed:
         closed.setenv("XDG_CONFIG_HOME", "/dev/null")  # nobody has a key there
@@ -163,7 +163,7 @@ def test_fresh_code_is_taken_where_it_is_asked_for_and_names_what_changed(quick,
         with pytest.raises(UntrustedRun):
             check_trusted(quick.path, quick.params)
     told = []
-    assert quick.resume(tell=told.append).wait(240).status is Status.COMPLETED
+    assert quick.resume(tell=told.append).wait(600).status is Status.COMPLETED
     assert last_words(quick) == "as launched"
     Path("my_call.py").write_text("import my_words, my_more\ndef call():\n    return my_words.WORDS")
     Path("my_more.py").touch()
@@ -182,7 +182,7 @@ def test_fresh_code_is_taken_where_it_is_asked_for_and_names_what_changed(quick,
     (quick.path / "code/my_more.py").unlink()
     with pytest.raises(UntrustedRun, match="a file in its code/ is not the one"):
         quick.resume()
-    failed = quick.resume(trust=True).wait(240)
+    failed = quick.resume(trust=True).wait(600)
     error = "ZeroDivisionError: division by zero"
     assert failed.reason == f"rank 0: train.callbacks: 'my_call:call' raised {error}"
     lines = failed.traceback.splitlines()
@@ -200,7 +200,7 @@ def test_members_of_a_sweep_that_start_later_run_the_code_of_its_start(folder, t
     grid = {"train.callbacks": ["my_member:say", {"call": "my_member:say", "words": "of the second"}]}
     both = sweep(params, grid=grid, entry="tests.launch_entries:call_own_code")
     code.write_text("raise RuntimeError('edited')")
-    states = both.wait(240)
+    states = both.wait(600)
     assert [state.status for state in states.values()] == [Status.COMPLETED] * 2, str(both)
     assert [last_words(both.run(name)) for name in both.members] == ["as launched", "of the second"]
 

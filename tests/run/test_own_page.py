@@ -57,7 +57,7 @@ def test_the_page_on_own_code_is_true(params, tmp_path):
         "my_watch:Watch: on_train_begin, on_step_end",
     ]
     run = launch(params)
-    state = run.wait(240)
+    state = run.wait(600)
     assert state.ok, f"{state}\n{state.traceback}"
     rows = [(int(step), float(loss)) for step, loss in csv.reader((tmp_path / "loss.csv").open())]
     assert rows == [(row["step"], row["loss"]) for row in run.metrics()]

@@ -25,14 +25,14 @@ def kinds(run: Run) -> list[tuple[str, int]]:
 def test_drills_leave_no_trace_but_the_events(tmp_path):
     params = tiny_run(tmp_path, **{"train.steps": 40, "train.save_every": 30, "train.keep_last": 2})
     whole = launch(params.change(**{"launch.name": "whole"}))
-    assert whole.wait(300).ok
+    assert whole.wait(600).ok
     run = launch(params)
     for _ in range(2):
         before = len(kinds(run))
-        until(lambda before=before: len(run.metrics()) >= before // 4 * 5 + 2, seconds=300)
+        until(lambda before=before: len(run.metrics()) >= before // 4 * 5 + 2, seconds=600)
         run.drill()
-        until(lambda before=before: len(kinds(run)) >= before + 4 or run.state().done, seconds=300)
-    state = run.wait(300)
+        until(lambda before=before: len(kinds(run)) >= before + 4 or run.state().done, seconds=600)
+    state = run.wait(600)
     assert state.ok and state.step == 40, state
     told = kinds(run)
     assert [kind for kind, _ in told] == 2 * ["drill", "preempted", "requeued", "resumed"]
@@ -86,7 +86,7 @@ child.kill()
 
 @pytest.mark.real
 def test_a_notice_is_remembered_and_kills_neither_rank_nor_data_worker():
-    subprocess.run([sys.executable, "-c", LISTENER], check=True, timeout=240)
+    subprocess.run([sys.executable, "-c", LISTENER], check=True, timeout=600)
 
 
 def test_events_of_many_writers_are_whole_lines(tmp_path):

@@ -179,7 +179,7 @@ def test_a_launch_writes_the_number_and_a_resume_keeps_it(gpus, tmp_path):
         )
         gpus(2)
         assert started.shared.launch.ranks == 1
-        started.wait(240)
+        started.wait(600)
         assert [started.run(name).record.ranks for name in started.members] == [1, 1]
 
 
@@ -192,7 +192,7 @@ def test_without_a_gpu_two_ranks_train_and_say_so(tmp_path, monkeypatch, capsys)
     assert cli.main(["launch", "--config", str(tmp_path / "params.yaml")]) == 0
     assert f"{line}, as launch.ranks is unset: torch sees no GPU here" in capsys.readouterr().out
     run = Run.open(tmp_path / "runs/first")
-    assert run.wait(240).ok, run.state()
+    assert run.wait(600).ok, run.state()
     assert yaml.safe_load((run.path / "params.yaml").read_text())["launch"]["ranks"] == 2
     assert f"\n{line}: torch sees no GPU here\n" in f"\n{run.logs(0)}" and line not in run.logs(1)
     assert run.result()["world_size"] == 2

@@ -268,7 +268,7 @@ def test_no_folder_stops_the_list_of_runs(tmp_path):
                 os.mkfifo(path) if content == "fifo" else path.symlink_to("/dev/zero")
             else:
                 path.write_text(content)
-    done = subprocess.run([sys.executable, "-c", LIST, tmp_path], capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", LIST, tmp_path], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines()[1:] if not line.startswith(" ")]  # reasons are indented
     listed = {line.split()[0]: line for line in rows}

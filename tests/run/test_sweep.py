@@ -80,7 +80,7 @@ def test_a_sweep_outlives_its_starter_and_a_failed_member_is_resumed_alone(folde
         "launch.name": "005",
     }
     assert found.run("005").params == found.params("005") == base(**last)
-    assert found.run("003").resume().wait(240).ok
+    assert found.run("003").resume().wait(600).ok
     assert cli.main(["sweep", "sweep"]) == 1, "002 is left as it was"
     assert "train.lr  fsdp.frozen_policy  state" in capsys.readouterr().out
     assert [state.ok for state in found.states().values()] == [True, True, False, True, True, True]
@@ -89,7 +89,7 @@ def test_a_sweep_outlives_its_starter_and_a_failed_member_is_resumed_alone(folde
     assert "sweep/005" in capsys.readouterr().out
     again = sweep(base(**{"launch.replace": True}), grid={"train.lr": [1]}, entry=ENTRY)
     assert len(again.members) == 1 and len(Sweep.open("runs/sweep-1").members) == 6
-    assert again.wait(240)["000"].ok
+    assert again.wait(600)["000"].ok
 
 
 @pytest.mark.real

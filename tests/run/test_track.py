@@ -84,14 +84,14 @@ def test_a_run_that_is_killed_and_resumed_is_one_tracked_run(tmp_path, monkeypat
     monkeypatch.delenv("WANDB_MODE", raising=False)
     changes = {"train.trackers": TRACKERS, "train.save_every": 2, "train.steps": 5, "launch.ranks": 2}
     run = launch(tiny_run(tmp_path, **changes), entry="tests.fault_entries:is_killed_once")
-    assert not run.wait(240).ok
+    assert not run.wait(600).ok
     until(lambda: all((run.path / f"tracked-{kind}.json").exists() for kind in TRACKERS), words=lambda: log(run))
     until(lambda: not tracking(run), words=lambda: log(run))
     before = read_metrics(run.path)
     assert before and not differences(in_tensorboard(run.path), before), log(run)
 
     run.resume()
-    assert run.wait(240).ok, run.state()
+    assert run.wait(600).ok, run.state()
     until(lambda: not tracking(run), words=lambda: log(run))
     rows = read_metrics(run.path)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]

@@ -105,7 +105,7 @@ def test_of_two_processes_one_works_and_what_it_writes_is_the_same_again(folder,
     workers = [context.Process(target=work, args=(str(tmp_path), queue)) for _ in range(2)]
     for worker in workers:
         worker.start()
-    results = sorted(queue.get(timeout=240) for _ in workers)
+    results = sorted(queue.get(timeout=600) for _ in workers)
     for worker in workers:
         worker.join()
     assert results == [0, MINUTE.vision_steps + MINUTE.language_steps]
@@ -132,7 +132,7 @@ def test_the_backbones_of_a_run_are_its_own_work(folder, tmp_path, monkeypatch):
         run.resume()
         until(lambda: run.state().status is Status.PREPARING, words=lambda: str(run.state()))
         shutil.copytree(folder, wanted)
-    state = run.wait(180)
+    state = run.wait(600)
     assert state.ok and state.step == 1, f"{state}\n{state.traceback}"
 
 

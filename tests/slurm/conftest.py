@@ -96,5 +96,5 @@ def submit(cluster, tmp_path):
 
 def light(folder: Path, **changes) -> RunParams:
     """Parameters of a run whose ranks train nothing, on two nodes."""
-    slurm = {"launch.executor": "slurm", "launch.nodes": 2, "launch.ranks": 4, "launch.timeout_min": 2}
+    slurm = {"launch.executor": "slurm", "launch.nodes": 2, "launch.ranks": 4, "launch.timeout_min": 15}
     return waiting.light(folder, **slurm | changes)

@@ -36,7 +36,7 @@ def test_a_sweep_is_as_many_job_arrays_as_slurm_needs(cluster, base):
         most = max(most, sum(line.endswith("RUNNING") for line in lines))
         return found.done()
 
-    until(over, seconds=240, words=lambda: str(found))
+    until(over, seconds=600, words=lambda: str(found))
     assert most == 2
     jobs = [found.run(name).job for name in found.members]
     assert [job[-2:] for job in jobs] == ["_0", "_1", "_2", "_3", "_0", "_1"]
@@ -47,20 +47,20 @@ def test_a_sweep_is_as_many_job_arrays_as_slurm_needs(cluster, base):
     assert list((found.path / "005/logs").glob("*_0_log.out"))
     assert re.search("#SBATCH --array=0-3%2\n", (found.path / "array_0/array.sh").read_text())
     assert re.search("#SBATCH --array=0-1%2\n", (found.path / "array_1/array.sh").read_text())
-    assert found.run("001").resume().wait(240).ok
+    assert found.run("001").resume().wait(600).ok
     assert found.run("001").job != jobs[1] and found.run("000").job == jobs[0]
 
 
 def test_a_waiting_and_running_array_is_cancelled_whole(cluster, base):
     found = sweep(base, grid={"train.lr": [7, 8, 9, 10, 11]}, at_once=1, entry=ENTRY)
-    until(lambda: found.states()["000"].step, seconds=240, words=lambda: str(found))
+    until(lambda: found.states()["000"].step, seconds=600, words=lambda: str(found))
     assert found.states()["002"].status is found.states()["004"].status is Status.QUEUED
-    assert {state.status for state in found.cancel(timeout=240).values()} == {Status.CANCELLED} and found.done()
+    assert {state.status for state in found.cancel(timeout=600).values()} == {Status.CANCELLED} and found.done()
 
 
 def test_a_cancel_while_slurm_does_not_answer_returns_and_goes_on(cluster, base):
     found = sweep(base, grid={"train.lr": [7, 8, 9]}, at_once=2, entry=ENTRY)
-    until(lambda: found.states()["000"].step and found.states()["001"].step, seconds=240, words=lambda: str(found))
+    until(lambda: found.states()["000"].step and found.states()["001"].step, seconds=600, words=lambda: str(found))
     cluster.daemons["slurmctld"].send_signal(signal.SIGSTOP)
     try:
         states = found.cancel()  # while Slurm is still stopped
@@ -68,7 +68,7 @@ def test_a_cancel_while_slurm_does_not_answer_returns_and_goes_on(cluster, base)
         assert asked and not any(state.done for state in asked), states
     finally:
         cluster.daemons["slurmctld"].send_signal(signal.SIGCONT)
-    until(found.done, seconds=240, words=lambda: str(found))
+    until(found.done, seconds=600, words=lambda: str(found))
     assert {state.status for state in found.states().values()} == {Status.CANCELLED}
 
 
@@ -83,7 +83,7 @@ def test_a_member_whose_plan_is_wrong_is_never_submitted(cluster, tmp_path):
 def test_backbones_are_pretrained_before_a_job_is_submitted(cluster, tmp_path, monkeypatch):
     """By the process that submits it, which a cancel ends; of a sweep once for all members with this model."""
     monkeypatch.setenv("MMFSDP_CACHE", str(tmp_path / "cache"))
-    slurm = {"launch.executor": "slurm", "launch.nodes": 1, "launch.ranks": 1, "launch.timeout_min": 2}
+    slurm = {"launch.executor": "slurm", "launch.nodes": 1, "launch.ranks": 1, "launch.timeout_min": 15}
     params = minute_params().change(**slurm | {"launch.folder": str(tmp_path), "train.device": "cpu"})
     wanted = generated_folder(params.model)
     wanted.parent.mkdir()

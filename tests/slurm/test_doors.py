@@ -62,7 +62,7 @@ def test_gpus_names_and_containers_as_clusters_have_them(submit, cluster, more_n
     runs = {name: submit("places", **ONE_NODE | {"launch.name": name} | LAYOUTS[name]) for name in LAYOUTS}
     runs["boxed"] = submit("places", **ONE_NODE | {"launch.name": "boxed"} | boxed(tmp_path, monkeypatch))
     for name, run in runs.items():
-        assert run.wait(240).ok, f"{name}: {run.state()}\n{run.logs(0)}"
+        assert run.wait(600).ok, f"{name}: {run.state()}\n{run.logs(0)}"
         told = cluster.ask("scontrol", "show", "job", run.job).stdout
         assert "Account=grant7" in told and "WCKey" not in told, told
         for rank in range(2):
@@ -75,7 +75,7 @@ def test_gpus_names_and_containers_as_clusters_have_them(submit, cluster, more_n
         f"each rank sees one of its own: {visible}"
     )
     assert "PLACE=image" in runs["boxed"].logs(1)
-    state = far.wait(240)
+    state = far.wait(600)
     assert state.status is Status.FAILED and state.rank == 1
     assert "no rank reaches 255.255.255.255 (255.255.255.255):" in state.reason and "launch.host" in state.reason, state
 

@@ -30,7 +30,7 @@ runs["preemptible"].drill()
 steps = subprocess.run(["squeue", "--steps", "--noheader"], capture_output=True, text=True).stdout
 runs["stream"].cancel()
 after = subprocess.run(["squeue", "--steps", "--noheader"], capture_output=True, text=True).stdout
-ends = {name: [str(run.wait(240).status), run.wait(90).reason] for name, run in runs.items()}
+ends = {name: [str(run.wait(600).status), run.wait(600).reason] for name, run in runs.items()}
 logs = [runs["places"].logs(rank).splitlines()[0] for rank in range(4)]
 events = [event["kind"] for event in runs["preemptible"].events()]
 job = subprocess.run(["squeue", "--noheader", "--format=%T"], capture_output=True, text=True).stdout
@@ -42,7 +42,7 @@ def test_runs_in_an_allocation_are_steps_that_end_alone(cluster, tmp_path):
     step = {"launch.executor": "srun", "train.device": "auto", "launch.gpus_per_node": 2}
     light(tmp_path, **step).to_yaml(tmp_path / "params.yaml")
     allocation = ("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--time=5")
-    done = cluster.ask(*allocation, sys.executable, "-c", NOTEBOOK, str(tmp_path / "params.yaml"), timeout=240)
+    done = cluster.ask(*allocation, sys.executable, "-c", NOTEBOOK, str(tmp_path / "params.yaml"), timeout=600)
     assert done.stdout, done.stderr
     ends, logs, events, before, after, jobs = json.loads(done.stdout.splitlines()[-1])
     assert ends["places"] == ["COMPLETED", ""], ends
@@ -79,7 +79,7 @@ def test_the_gpus_of_an_allocation_are_known_whichever_way_it_asked_for_them(clu
     light(tmp_path).change(**changes).to_yaml(tmp_path / "params.yaml")
     for option, gpus in ASKED.items():
         allocation = ("salloc", "--quiet", "--nodes=1", "--ntasks=2", option, "--time=5")
-        done = cluster.ask(*allocation, sys.executable, "-c", COUNT, str(tmp_path / "params.yaml"), timeout=240)
+        done = cluster.ask(*allocation, sys.executable, "-c", COUNT, str(tmp_path / "params.yaml"), timeout=600)
         words = f"{gpus} GPUs in {gpus} ranks, as launch.ranks is unset" if gpus else "the CPU in 2 ranks"
         assert done.stdout.startswith(f"trains on {words}"), f"{option}: {done.stdout}{done.stderr}"
 
@@ -102,12 +102,12 @@ def test_a_run_whose_allocation_ends_is_told_so_and_is_not_started_again(cluster
         tmp_path / "params.yaml"
     )
     allocation = ("salloc", "--quiet", "--nodes=1", "--ntasks=2", "--time=5")
-    done = cluster.ask(*allocation, sys.executable, "-c", END, str(tmp_path / "params.yaml"), timeout=240)
+    done = cluster.ask(*allocation, sys.executable, "-c", END, str(tmp_path / "params.yaml"), timeout=600)
     assert done.stdout, done.stderr
     words = f"the job {done.stdout.split()[-1]} that it was a step of has ended; resume continues it in another"
     for entry in ("stream", "preemptible"):
         run = Run(tmp_path / entry)
-        state = run.wait(240)
+        state = run.wait(600)
         assert (state.status, state.reason) == (Status.FAILED, words), f"{entry}: {state}"
         log = (run.path / "logs/supervisor.log").read_text()
         assert log.count("srun starts ") == 1, log

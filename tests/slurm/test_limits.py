@@ -48,11 +48,17 @@ def test_a_held_requeue_says_how_it_goes_on(submit, cluster):
     assert cluster.ask("scontrol", "requeuehold", run.job).returncode == 0
     state = until(lambda: (s := run.state()).why.fix and s, words=lambda: str(run.state()))
     assert state.status is Status.QUEUED and f"`scontrol release {run.job}`" in state.reason, state
-    assert run.cancel(timeout=240).status is Status.CANCELLED
+    assert run.cancel(timeout=600).status is Status.CANCELLED
 
 
 def test_members_beyond_a_limit_on_submitted_jobs_wait_for_their_turn(accounted, cluster, tmp_path):
-    changes = LAB | {"launch.qos": "small", "launch.ranks": 2, "train.steps": 4, "launch.name": "lr"}
+    changes = LAB | {
+        "launch.qos": "small",
+        "launch.timeout_min": 5,
+        "launch.ranks": 2,
+        "train.steps": 4,
+        "launch.name": "lr",
+    }
     found = sweep(
         light(tmp_path, **changes),
         grid={"train.lr": [0.5, 1, 3, 4]},
@@ -61,12 +67,18 @@ def test_members_beyond_a_limit_on_submitted_jobs_wait_for_their_turn(accounted,
     )
     waiting = until(lambda: [s for s in found.states().values() if "QOSMaxSubmitJobPerUserLimit" in s.reason])
     assert {state.status for state in waiting} == {Status.QUEUED} and "waits for its turn" in waiting[0].reason
-    until(found.done, seconds=240, words=lambda: str(found))
+    until(found.done, seconds=600, words=lambda: str(found))
     assert all(state.ok for state in found.states().values()), str(found)
 
 
 def test_a_member_that_waits_for_its_turn_is_cancelled_alone_and_with_all(accounted, cluster, tmp_path):
-    changes = LAB | {"launch.qos": "small", "launch.ranks": 2, "train.steps": 4, "launch.name": "long"}
+    changes = LAB | {
+        "launch.qos": "small",
+        "launch.timeout_min": 5,
+        "launch.ranks": 2,
+        "train.steps": 4,
+        "launch.name": "long",
+    }
     found = sweep(
         light(tmp_path, **changes),
         grid={"train.lr": [7, 8, 9, 10]},
@@ -76,4 +88,4 @@ def test_a_member_that_waits_for_its_turn_is_cancelled_alone_and_with_all(accoun
     until(lambda: "QOSMaxSubmitJobPerUserLimit" in found.states()["003"].reason, words=lambda: str(found))
     assert found.run("003").cancel().status is Status.CANCELLED
     assert found.states()["002"].status is Status.QUEUED and not found.done()
-    assert {state.status for state in found.cancel(timeout=240).values()} == {Status.CANCELLED} and found.done()
+    assert {state.status for state in found.cancel(timeout=600).values()} == {Status.CANCELLED} and found.done()

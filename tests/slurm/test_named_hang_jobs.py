@@ -26,7 +26,7 @@ def test_planted_hangs_are_named_across_nodes(cluster, tmp_path):
     runs = {}
     for fault in (*HANGS, "no_picture_in_gloo"):
         runs[fault] = launch(light(tmp_path, **two, **{"launch.name": fault}), entry=f"tests.hang_entries:{fault}")
-    failed = runs.pop("no_picture_in_gloo").wait(240)
+    failed = runs.pop("no_picture_in_gloo").wait(600)
     assert failed.status is Status.FAILED and re.fullmatch(FAILS, failed.reason, re.DOTALL), failed
     for fault, run in runs.items():
         check(run, fault)

@@ -15,7 +15,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.real
 
-SLURM = {"launch.executor": "slurm", "launch.nodes": 2, "launch.timeout_min": 5}
+SLURM = {"launch.executor": "slurm", "launch.nodes": 2, "launch.timeout_min": 30}
 ENTRY = "tests.launch_entries:trains"
 
 
@@ -26,7 +26,7 @@ def resumed(run: Run) -> list[int]:
 def steps_done(run: Run, more: int = 2) -> int:
     """The step it is at, once it has done so many more since it was last taken up."""
     start = resumed(run)[-1] if resumed(run) else 0
-    return until(lambda: (s := run.state()).step >= start + more and s.step, seconds=240, words=lambda: told(run))
+    return until(lambda: (s := run.state()).step >= start + more and s.step, seconds=600, words=lambda: told(run))
 
 
 def told(run: Run) -> str:
@@ -45,7 +45,7 @@ def goes_on(run: Run, cluster, times: int) -> None:
         assert found or not done, told(run) + cluster.words()
         return found
 
-    until(begun, seconds=240, words=lambda: told(run))
+    until(begun, seconds=600, words=lambda: told(run))
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def loses(node: str, cluster):
     it once more the end of the job's last life, which would hit the next one."""
     cluster.start_node(SPARE)
     cluster.stop_node(node)
-    until(lambda: "down" in cluster.nodes()[node], seconds=240, words=lambda: str(cluster.nodes()))
+    until(lambda: "down" in cluster.nodes()[node], seconds=600, words=lambda: str(cluster.nodes()))
     try:
         yield
     finally:
@@ -72,8 +72,8 @@ def ends_like(run: Run, whole: Run, cluster) -> None:
         cluster.release()
         return run.state().done
 
-    until(over, seconds=240, words=lambda: told(run))
-    assert whole.wait(240).ok
+    until(over, seconds=600, words=lambda: told(run))
+    assert whole.wait(600).ok
     assert run.state().ok, told(run)
     assert curve(run.path) == curve(whole.path) and final(run.path) == final(whole.path)
     for rank in range(2):
@@ -91,7 +91,7 @@ def test_signals_to_all_processes_of_a_job_with_data_workers_lose_nothing(cluste
     whole = launch(params.change(**{"launch.name": "whole"}))
     one_node = SLURM | {"launch.nodes": 1, "launch.name": "job"}
     run = launch(params.change(**one_node), entry="tests.launch_entries:signalled")
-    until(lambda: run.state().done, seconds=240, words=lambda: told(run))  # by SIGTERM, and Slurm does not requeue it
+    until(lambda: run.state().done, seconds=600, words=lambda: told(run))  # by SIGTERM, and Slurm does not requeue it
     run.resume()
     goes_on(run, cluster, 2)
     ends_like(run, whole, cluster)
@@ -110,7 +110,7 @@ def test_every_way_to_be_requeued_loses_nothing(cluster, tmp_path):
     goes_on(run, cluster, 1)
     assert resumed(run)[0] >= at, "saved at the step boundary"
 
-    until(lambda: saving(run), seconds=240, words=lambda: told(run))
+    until(lambda: saving(run), seconds=600, words=lambda: told(run))
     cluster.ask("scancel", "--signal=USR2", run.job)
     goes_on(run, cluster, 2)
 

@@ -167,7 +167,7 @@ def test_planted_faults_of_a_cluster_are_found_each_by_its_line(cluster, planted
     interrupted = started.pop("interrupted")
     until(lambda: (line := interrupted.stderr.readline()) and " waits" in line)
     interrupted.send_signal(signal.SIGINT)
-    assert interrupted.wait(240) == 130, interrupted.stderr.read()
+    assert interrupted.wait(600) == 130, interrupted.stderr.read()
     assert "interrupted" not in cluster.ask("squeue", "--noheader", "--format=%o").stdout, "its job is cancelled"
     assert not (planted / "runs/interrupted").exists(), "and its folder is gone"
     waits = until(lambda: re.search(r"job (\d+) waits", started["cancelled"].stderr.readline()))
@@ -175,7 +175,7 @@ def test_planted_faults_of_a_cluster_are_found_each_by_its_line(cluster, planted
     mistakes = []
     for name in started:
         fault = faults(planted)[name]
-        out, err = started[name].communicate(timeout=240)
+        out, err = started[name].communicate(timeout=600)
         lines = json.loads(out)["lines"] if out else []
         wrong = {line["code"]: line for line in lines if line["level"] == "wrong"}
         right = wrong.keys() == fault.found.keys() and started[name].returncode == int(bool(wrong))

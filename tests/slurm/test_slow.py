@@ -23,7 +23,7 @@ def test_states_are_those_of_the_job_however_long_slurm_takes(submit, slow):
     until(lambda: "JobHeldUser" in held.state().reason, words=lambda: str(held.state()))
     until(lambda: runs.state().step > 3, words=lambda: str(runs.state()))
     slow.ask("scancel", held.job)
-    state = held.wait(240)
+    state = held.wait(600)
     assert state.status is Status.CANCELLED and "by scancel" in state.reason, state
     assert slow.ask("scontrol", "suspend", runs.job).returncode == 0
     until(lambda: runs.state().status is Status.SUSPENDED, words=lambda: str(runs.state()))
@@ -32,7 +32,7 @@ def test_states_are_those_of_the_job_however_long_slurm_takes(submit, slow):
     for run in (taken, runs):
         state = run.cancel()  # which answers within 10 s
         assert state.done or "being cancelled; Slurm was asked, no answer yet" in state.reason, state
-        assert run.wait(240).status is Status.CANCELLED
+        assert run.wait(600).status is Status.CANCELLED
     assert not slow.ask("squeue", "--noheader", "--states=PENDING,RUNNING,SUSPENDED").stdout
 
 
@@ -56,7 +56,7 @@ from tests.waiting import until
 run = launch(RunParams.from_yaml(sys.argv[1]), entry="tests.launch_entries:stream")
 until(lambda: run.state().step > 3, words=lambda: str(run.state()))
 state = run.cancel()
-print(run.wait(240) if state.done or "being cancelled" in state.reason else state)
+print(run.wait(600) if state.done or "being cancelled" in state.reason else state)
 print(subprocess.run(["squeue", "--steps", "--noheader", "--format=%j"], capture_output=True, text=True).stdout)
 """
 

@@ -29,7 +29,7 @@ def test_ranks_are_placed_and_the_batch_file_is_what_was_shown(submit, tmp_path,
     runs = [submit("places", **changes), submit("places", **{"launch.name": "b"} | wrapped)]
     ports = set()
     for run in runs:
-        state = run.wait(240)
+        state = run.wait(600)
         assert state.ok, f"{state}\n{run.logs(0)}"
         for rank in range(4):
             words, port = run.logs(rank).splitlines()
@@ -48,7 +48,7 @@ def test_ranks_are_placed_and_the_batch_file_is_what_was_shown(submit, tmp_path,
 
 def test_no_other_machine_reaches_the_ranks_of_a_job_of_one_node(submit):
     run = submit("listen", **{"launch.nodes": 1, "launch.ranks": 2})
-    state = run.wait(240)
+    state = run.wait(600)
     assert state.ok, f"{state}\n{run.logs(0)}"
     for rank in range(2):
         assert "listens at ['127.0.0.1']" in run.logs(rank)
@@ -71,21 +71,21 @@ LAUNCHER = """
 import sys
 from mmfsdp import RunParams, launch
 run = launch(RunParams.from_yaml(sys.argv[1]), entry="tests.launch_entries:places")
-print(run.wait(240))
+print(run.wait(600))
 """
 
 
 def test_a_python_in_a_path_with_a_space_submits(cluster, tmp_path):
     (tmp_path / "a b").symlink_to(sys.prefix)
     light(tmp_path).to_yaml(tmp_path / "params.yaml")
-    done = cluster.ask(str(tmp_path / "a b/bin/python"), "-c", LAUNCHER, str(tmp_path / "params.yaml"), timeout=240)
+    done = cluster.ask(str(tmp_path / "a b/bin/python"), "-c", LAUNCHER, str(tmp_path / "params.yaml"), timeout=600)
     assert done.stdout.startswith("COMPLETED"), done.stdout + done.stderr
     (batch,) = (tmp_path / "first/logs").glob("*_submission.sh")
     assert f"'{tmp_path}/a b/bin/python' -u -m submitit" in batch.read_text()
 
 
 def test_a_python_without_the_package_is_the_reason(submit):
-    state = submit("places", **{"launch.python": f"{sys.executable} -S"}).wait(240)
+    state = submit("places", **{"launch.python": f"{sys.executable} -S"}).wait(600)
     words = r"rank \d on 127.0.0.\d: Exited with exit code 1 before it started: .*No module named 'submitit'.*"
     assert state.status is Status.FAILED and re.fullmatch(words, state.reason), state
 
@@ -111,17 +111,17 @@ def test_every_end_is_told_with_its_cause(submit, cluster):
     until(lambda: outside.state().step > 0, words=lambda: str(outside.state()))
     cluster.ask("scancel", str(outside.job))
     for entry, (status, rank, reason, traceback) in ENDS.items():
-        state = runs[entry].wait(240)
+        state = runs[entry].wait(600)
         assert (state.status, state.rank) == (status, rank), f"{entry}: {state}\n{runs[entry].logs(0)}"
         assert reason in state.reason and traceback in state.traceback, f"{entry}: {state}\n{state.traceback}"
         assert read_json(runs[entry].path / "status.json")["status"] == "FAILED", "the folder keeps it"
-    state = outside.wait(240)
+    state = outside.wait(600)
     assert state.status is Status.CANCELLED and "by scancel" in state.reason
 
 
 def test_a_refusal_is_in_slurms_words(submit):
     run = submit("stream", **{"launch.partition": "nope"})
-    state = run.wait(240)
+    state = run.wait(600)
     assert state.status is Status.FAILED
     assert state.reason.startswith("Slurm refuses it: sbatch: error: ") and "invalid partition" in state.reason
     assert state.reason.endswith("; change launch.partition")
@@ -135,7 +135,7 @@ def test_a_line_before_the_ranks_that_fails_is_the_reason(submit):
     }
     runs = {f: submit("places", **{"launch.name": f, f"launch.{f}": value}) for f, (value, _) in lines.items()}
     for field, (_, words) in lines.items():
-        state, fix = runs[field].wait(240), f"correct launch.{field}; its output is in the log"
+        state, fix = runs[field].wait(600), f"correct launch.{field}; its output is in the log"
         assert state.status is Status.FAILED and state.reason == f"launch.{words}; {fix}", state
         assert (runs[field].path / "logs/ranks.end").read_text().strip() == words.split()[-1]
 
@@ -159,7 +159,7 @@ def test_a_preempted_job_is_requeued_unless_cancelled(submit, cluster, monkeypat
     until(lambda: "life 1 step 2" in again.logs(0), words=lambda: f"{again.state()}\n{again.logs(0)}")
     assert again.state().status is Status.STARTING and "life 0 step 2" in again.logs(0)
     assert again.cancel().status is Status.CANCELLED
-    state = outside.wait(240)
+    state = outside.wait(600)
     assert state.status is Status.CANCELLED and "by scancel" in state.reason
     assert "life 1" not in outside.logs(0)
 
@@ -180,7 +180,7 @@ def test_an_edit_changes_nothing_of_jobs_that_wait(submit, cluster, tmp_path, mo
     for job in (run.job, Run(runs[1]).job.partition("_")[0]):
         cluster.ask("scontrol", "release", job)
     for path, words in zip(runs, ["as launched", "as launched", "of the second"], strict=True):
-        state = Run(path).wait(240)
+        state = Run(path).wait(600)
         assert state.status is Status.COMPLETED, f"{state}\n{state.traceback}"
         assert Run(path).logs().splitlines()[-1] == words
         assert (path / "code/my_words.py").read_text().startswith("def say")

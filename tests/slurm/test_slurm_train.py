@@ -10,7 +10,7 @@ from tests.tiny_run import tiny_run
 
 pytestmark = pytest.mark.real
 
-SLURM = {"launch.executor": "slurm", "launch.nodes": 2, "launch.ranks": 4, "launch.timeout_min": 10}
+SLURM = {"launch.executor": "slurm", "launch.nodes": 2, "launch.ranks": 4, "launch.timeout_min": 30}
 HYBRID = {"fsdp.sharding_strategy": "HYBRID_SHARD"}
 """Without sizes: one replica per node."""
 
@@ -18,7 +18,7 @@ LAUNCHER = """
 import sys
 from mmfsdp import RunParams, launch
 run = launch(RunParams.from_yaml(sys.argv[1]))
-print(run.wait(240), run.job)
+print(run.wait(600), run.job)
 """
 
 
@@ -29,13 +29,13 @@ def test_two_nodes_train_sharded_and_hybrid_at_once_and_from_within_an_allocatio
     sharded = launch(params.change(**{"launch.name": "sharded"}))
     params.change(**{"launch.name": "hybrid"} | HYBRID).to_yaml(tmp_path / "hybrid.yaml")
     job = ("srun", "--ntasks=1", "--cpus-per-task=1", "--gpus=1", "--mem=1G", "--time=9", "--job-name=notebook")
-    done = cluster.ask(*job, sys.executable, "-c", LAUNCHER, str(tmp_path / "hybrid.yaml"), timeout=300)
+    done = cluster.ask(*job, sys.executable, "-c", LAUNCHER, str(tmp_path / "hybrid.yaml"), timeout=600)
     state, number = done.stdout.rsplit(maxsplit=1) if done.stdout else ("", "")
     assert "COMPLETED" in state, done.stdout + done.stderr
     told = cluster.ask("scontrol", "show", "job", number).stdout
     assert "JobName=hybrid" in told and "NumNodes=2" in told and "NumTasks=4" in told and "gres:gpu" not in told
     assert "MinMemoryNode=0" in told and "TimeLimit=00:10:00" in told
-    state = sharded.wait(240)
+    state = sharded.wait(600)
     assert state.ok, f"{state}\n{sharded.logs(0)}"
     curves = [[row["loss"] for row in run.metrics()] for run in (sharded, type(sharded).open(tmp_path / "runs/hybrid"))]
     plan = json.loads((tmp_path / "runs/hybrid/plan.json").read_text())["plan"]

@@ -614,7 +614,7 @@ def test_a_submission_that_fails_leaves_its_words(fake_slurm, tmp_path, name):
     sbatch, reason = SUBMISSIONS[name]
     (fake_slurm / "sbatch").write_text(sbatch.format(log=tmp_path / "runs/first/logs/supervisor.log"))
     params = RunParams().change(**SLURM | {"train.device": "cpu", "launch.folder": str(tmp_path / "runs")})
-    state = launch(params, entry="tests.launch_entries:places").wait(240)
+    state = launch(params, entry="tests.launch_entries:places").wait(600)
     assert re.match(reason, f"{state.status}: {state.reason}"), state
 
 
@@ -625,7 +625,7 @@ def test_a_submission_that_raises_leaves_its_words(tmp_path):
     )
     folder = make_folder(params.launch)
     start_in(folder, params, "tests.launch_entries:places")  # as if the profile were removed after the checks of launch
-    state = Run(folder).wait(240)
+    state = Run(folder).wait(600)
     assert state.status is Status.FAILED and "ParamError" in state.traceback
     assert state.reason.startswith("the submission failed: launch.cluster: there is no profile 'x'"), state
 
@@ -646,9 +646,9 @@ def test_a_requeued_jobs_script_leaves_no_exit_code_whatever_is_ended_first(fake
                     return process
         return None
 
-    sleep = until(sleeping, seconds=240)
+    sleep = until(sleeping, seconds=600)
     sleep.terminate()
-    script.wait(20)
+    script.wait(600)
     assert sorted(path.name for path in tmp_path.glob("ranks.*")) == [PREEMPTED_FILE]
 
 
@@ -762,7 +762,7 @@ def test_a_cancel_answers_while_slurm_does_not(fake_slurm, tmp_path, monkeypatch
     (fake_slurm / "squeue").write_text(
         f"#!/bin/sh\ncase $* in *%o*) echo '77|{folder}/logs/submission.sh';; *) echo '77|CANCELLED';; esac\n"
     )
-    assert Run(folder).wait(240).status is Status.CANCELLED and "77" in (fake_slurm / "cancelled").read_text()
+    assert Run(folder).wait(600).status is Status.CANCELLED and "77" in (fake_slurm / "cancelled").read_text()
 
 
 NO_JOBS = [

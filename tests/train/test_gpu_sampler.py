@@ -66,7 +66,7 @@ def test_an_error_of_the_driver_ends_the_sampler_alone(capsys):
 
     figures = GpuFigures(FIRST, sampler=Sampler(ask))
     figures.on_train_begin()
-    figures.sampler.thread.join(timeout=240)
+    figures.sampler.thread.join(timeout=600)
     assert figures.after_step(1) == {}
     figures.close()
     assert "GPU use is no longer sampled: RuntimeError: GPU is lost" in capsys.readouterr().out
@@ -82,7 +82,7 @@ def test_a_folder_that_cannot_be_written_does_not_end_it(tmp_path):
 
     sampler = Sampler(ask, tmp_path / "gpus" / "rank0.json", every_s=0.01)
     sampler.start()
-    assert all(asked.acquire(timeout=240) for _ in range(3))
+    assert all(asked.acquire(timeout=600) for _ in range(3))
     sampler.close()
     assert sampler.sample == {FIRST: FIGURES}
 

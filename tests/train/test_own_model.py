@@ -121,7 +121,7 @@ def open_heldout(params: RunParams, processor):
 def test_a_metric_that_fails_ends_the_run_by_its_name(pictures):
     changes = {"model.build": "small_vlm:build", "train.metrics": "wrong_models:of_one_sample", "launch.ranks": 2}
     run = launch(own_run(pictures, **changes, **{"train.eval_every": 1, "train.eval_samples": 5}))
-    state = run.wait(240)
+    state = run.wait(600)
     error = "ValueError: knows one sample only"
     assert state.reason == f"rank 0: train.metrics: 'wrong_models:of_one_sample' raised {error}"
     assert 'raise ValueError("knows one sample only")' in state.traceback and not shows_package(state.traceback)

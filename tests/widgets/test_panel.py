@@ -67,7 +67,7 @@ def folder(tmp_path):
 def test_a_panel_shows_a_real_run_to_its_end_and_again(start):
     run = start("talk")
     panel = RunPanel(run.path)
-    assert panel.wait(240).status is Status.COMPLETED
+    assert panel.wait(600).status is Status.COMPLETED
     before = texts(panel)
     for rank in (0, 1):
         assert f"{rank} │</span> step 5 at" in "".join(before) and f"{rank} │</span> no newline" in "".join(before)
@@ -77,7 +77,7 @@ def test_a_panel_shows_a_real_run_to_its_end_and_again(start):
     lines = lines_of(panel.logs)
     assert read_heartbeat(run.path, 1)[0] == "importing", "before what the ranks run is imported"
     again = RunPanel(run.path)
-    again.wait(240)
+    again.wait(600)
     assert sorted(lines) == sorted(lines_of(again.logs)), "a panel made anew shows all there is"
     assert texts(again)[0] == before[0] and panel.run.path == again.run.path
 
@@ -86,9 +86,9 @@ def test_a_panel_shows_a_real_run_to_its_end_and_again(start):
 def test_a_panel_names_the_rank_that_failed_and_its_buttons_work(start):
     run = start("fail")
     panel = RunPanel(run.path)
-    assert panel.wait(240).rank == 1
+    assert panel.wait(600).rank == 1
     until(
-        lambda: not processes_of(run.record, run.path), seconds=240
+        lambda: not processes_of(run.record, run.path), seconds=600
     )  # nor does rank 0 live on, which would not listen to TERM
     assert "<b>first</b> FAILED, step " in texts(panel)[0] and "left" not in texts(panel)[0]
     told = panel.banner.value
@@ -105,7 +105,7 @@ def test_a_panel_names_the_rank_that_failed_and_its_buttons_work(start):
     again = RunPanel(run.path)
     again.actions.buttons["Cancel"].click()  # it may have failed again by then: either is said
     until(lambda: "cancelled: " in again.actions.note.value)
-    assert again.wait(240).done
+    assert again.wait(600).done
 
 
 def test_no_log_can_fill_memory_or_reach_the_page_as_html(folder):

@@ -286,7 +286,7 @@ def test_what_a_handed_over_folder_names_is_not_imported_to_show_it(own_code, fi
     (folder / "code").mkdir()
     (folder / "code/traced.py").write_text((tmp_path / "traced.py").read_text())
     (folder / "status.json").write_text('{"status": "COMPLETED"}')
-    RunPanel(folder).wait(30)
+    RunPanel(folder).wait(600)
     write_report(folder)
     assert runs_table({"theirs": folder})
     form = RunForm(str(folder))

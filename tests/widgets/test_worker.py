@@ -32,7 +32,7 @@ class Slow:
 
     def __call__(self):
         self.begun.set()
-        assert self.end.wait(60)
+        assert self.end.wait(600)
         return self.answer
 
 
@@ -45,7 +45,7 @@ def test_the_newest_is_shown_and_neither_an_older_one_that_comes_later_nor_one_t
     older, waiting = Slow("older"), Slow("waiting")
     waiting.end.set()
     look.work("look", older, show=look.answers.append)
-    assert older.begun.wait(60)
+    assert older.begun.wait(600)
     look.work("look", waiting, show=look.answers.append)
     look.work("other", lambda: "of another name", show=look.answers.append)
     look.work("look", lambda: "newest", show=look.answers.append)
@@ -61,7 +61,7 @@ def test_each_answer_of_a_generator_is_shown_until_there_is_newer_work(look):
     def answers():
         yield "first"
         yield "second"
-        assert goes_on.wait(60)
+        assert goes_on.wait(600)
         wanted.append(look.is_wanted)
         yield "too late"
         raise AssertionError("nobody asks for more")
@@ -74,7 +74,7 @@ def test_each_answer_of_a_generator_is_shown_until_there_is_newer_work(look):
             shown.set()
 
     look.work("look", answers, show=show)
-    assert shown.wait(60)
+    assert shown.wait(600)
     look.work("look", lambda: "newer", show=look.answers.append)
     goes_on.set()
     look.wait_for_work(60)
@@ -102,7 +102,7 @@ def test_an_error_is_shown_escaped_and_the_widget_is_not_busy_any_more(look, par
 def test_the_error_of_older_work_is_not_shown(look):
     older = Slow("older")
     look.work("look", lambda: [older(), 1 / 0], show=look.answers.append)
-    older.begun.wait(60)
+    older.begun.wait(600)
     look.work("look", lambda: "newest", show=look.answers.append)
     older.end.set()
     look.wait_for_work(60)
@@ -115,7 +115,7 @@ def test_a_method_that_fails_to_show_does_not_keep_other_work_from_being_done(lo
     first = Slow("first")
     look.error_line = None
     look.work("first", lambda: 1 / 0 if first() else None)
-    first.begun.wait(60)
+    first.begun.wait(600)
     look.work("second", lambda: "second", show=look.answers.append)
     first.end.set()
     assert look.wait_for_work(60)
@@ -126,7 +126,7 @@ def test_closing_what_is_around_a_widget_ends_its_work(look):
     around = CellWidget([w.VBox([look])])
     slow, wanted = Slow("late"), []
     look.work("look", lambda: [slow(), wanted.append(look.is_wanted)], show=look.answers.append)
-    slow.begun.wait(60)
+    slow.begun.wait(600)
     look.work("other", lambda: "waiting", show=look.answers.append)
     around.close()
     slow.end.set()

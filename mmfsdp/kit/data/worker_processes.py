@@ -6,11 +6,16 @@ start with these signals blocked: a handler, or `signal.SIG_IGN` in the worker, 
 
 A worker ends when its rank closes the loader, or, as PyTorch's watchdog sees, when its rank has ended. As a last resort
 the loader, and Python at its exit, terminate a worker; here they do so by SIGKILL, since SIGTERM is blocked.
+
+A worker ends as a forked process does, by `os._exit`. While Python ends, a thread that comes back from PyTorch's C++
+aborts the process, and the thread that sends the last batches, which nobody waits for, may do that: the loader would
+raise "DataLoader worker is killed by signal: Aborted" in a rank that has read all that it needs.
 """
 
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +24,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.popen_spawn_posix import Popen
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NoReturn
 
 from ...params.launching import JOB_SIGNALS
 
@@ -53,6 +58,10 @@ class WorkerProcess(SpawnProcess):
     @staticmethod
     def _Popen(process_obj: BaseProcess) -> _WorkerPopen:
         return _WorkerPopen(process_obj)
+
+    def _bootstrap(self, parent_sentinel: int | None = None) -> NoReturn:
+        # It has run the worker, joined what is to be joined and flushed the streams.
+        os._exit(super()._bootstrap(parent_sentinel))  # type: ignore[misc]  # typeshed does not know it
 
 
 class _WorkerContext(SpawnContext):
