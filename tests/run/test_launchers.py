@@ -134,7 +134,7 @@ def test_a_scheduler_of_ones_own_launches_cancels_and_names_a_hang(toy, tmp_path
     assert "rank 1 does not answer (in step 3 compute)" in state.reason
     assert "in hangs_on_a_skewed_file_server" in state.traceback, "the stack of the rank that hangs"
 
-    until(lambda: busy.state().status is Status.RUNNING)
+    until(lambda: all(rank_status(busy.path, rank) for rank in range(2)))  # it is RUNNING with the first of them
     others = RunRecord.read(busy.path).executor
     assert others == "toy_scheduler:FolderQueue" in runs_table(find_runs(tmp_path / "runs"))
     ranks = [rank_status(busy.path, rank)["pid"] for rank in range(2)]
