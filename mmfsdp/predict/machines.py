@@ -45,6 +45,12 @@ class Machine:
     """Seconds in which the host launches one operator: a step of many small ones takes at least that."""
     spread: float = 1.0
     """Greatest ratio of a step's seconds to those of its kernels at their best, for a plan made with an example."""
+    products_factor: float = 1.0
+    """Usual ratio of the seconds of products and attention to those at their best rates."""
+    bytes_factor: float = 1.0
+    """Usual ratio of the seconds of all other operators to those of their bytes at `memory`."""
+    operator: float = 0.0
+    """Usual seconds that each operator takes beyond its bytes or products; 0: no number beside the range."""
     context: float = 0.0
     """Bytes of a GPU that torch's allocator does not see: CUDA's context and kernels, NCCL's buffers."""
     fragmentation: float = 0.0
@@ -72,6 +78,9 @@ LAUNCH, SPREAD = 8e-6, 1.6
 clocks fall under load, kernels of other shapes are slower, and collectives take a share of the GPU. On an H200 kernels
 took 1.4 times as long as at their best, and the GPU waited 8 to 15 microseconds for each operator of small steps
 (notebooks/reference/gpu.md)."""
+USUAL = {"products_factor": 1.25, "bytes_factor": 1.6, "operator": 14e-6}
+"""The usual time of an eager step, beside the range: from the operators of five steps on an H200
+(notebooks/reference/gpu.md). Published steps were held out; notebooks/reference/published.md has the errors."""
 
 
 def _of_card(name: str, *, gib: float, products: float, attention: float) -> Machine:
@@ -81,7 +90,7 @@ def _of_card(name: str, *, gib: float, products: float, attention: float) -> Mac
     """
     card = next(card for card in CARDS if card.name == name)
     machine = Machine(flops=card.half, fp32=card.fp32, memory=card.memory, bandwidth=0.0, capacity=gib * 2**30)
-    kernels = {"products": products, "attention": attention, "launch": LAUNCH, "spread": SPREAD}
+    kernels = {"products": products, "attention": attention, "launch": LAUNCH, "spread": SPREAD, **USUAL}
     return replace(machine, **kernels, context=CONTEXT, fragmentation=FRAGMENTATION)  # type: ignore[arg-type]
 
 

@@ -2,7 +2,7 @@
 
 For a plan made with an example, kernels run at the best rates that others have published for them, one after the other.
 Published steps take up to SPREAD times as long, and the GPU may wait for the host before each kernel, so a range is
-given. See notebooks/reference/published.md and gpu.md.
+given, and with it the one number that measured steps were nearest to. See notebooks/reference/published.md, gpu.md.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Times:
     """Greatest ratio of the seconds of a step to those predicted."""
     gaps: float = 0.0
     """Seconds in which a GPU may wait for the next operator to be launched."""
+    usual: float = 0.0
+    """The single number that measured steps were nearest to; 0 where none is known."""
 
     @property
     def serial(self) -> float:
@@ -57,10 +59,11 @@ class Times:
 
     @property
     def expected(self) -> str:
-        """The seconds of a step, or their range."""
+        """The seconds of a step in words: the usual number, and the range."""
         if self.spread == 1:
             return seconds(self.overlapped)
-        return f"{seconds(self.overlapped)} to {seconds(self.slowest)}"
+        limits = f"{seconds(self.overlapped)} to {seconds(self.slowest)}"
+        return f"about {seconds(self.usual)} ({limits})" if self.usual else limits
 
     @property
     def parts(self) -> dict[str, float]:
@@ -121,17 +124,18 @@ def step_time(
     compute = micro_steps * (one_micro_step + loads.dequantized_bytes / machine.memory)
     # A product reads its weights while it computes. The other operators, copies and the optimizer come before or after.
     weights = micro_steps * loads.read_bytes / machine.memory
-    # The optimizer reads weights, gradients and states, and writes all but the gradients: with AdamW's two moments 7.
-    moved = (3 + 2 * plan.optimizer_states) * memory_at_rest(plan).gradients
-    spread, gaps = 1.0, 0.0
+    # The norm reads the gradients. The optimizer reads weights, gradients and states, and writes all but the gradients,
+    # which it writes, too, where it clips them: with AdamW's two moments 9 in all.
+    clips = train.max_grad_norm is not None
+    moved = (4 + clips + 2 * plan.optimizer_states) * memory_at_rest(plan).gradients
+    spread, gaps, usual = 1.0, 0.0, 0.0
     if tokens is None:
         moved += micro_steps * plan.moved_bytes + copied_bytes(plan, micro_steps)
         spread, gaps = machine.spread, micro_steps * plan.kernels * machine.launch
-    memory = weights + moved / machine.memory
-    local = max(compute, memory)  # `efficiency` has the rest
+    moved_s = moved / machine.memory
+    local = max(compute, weights + moved_s)  # `efficiency` has the rest
     if tokens is None:
-        local = max(compute, weights) + moved / machine.memory
-        local = max(local, gaps)
+        local = max(max(compute, weights) + moved_s, gaps)
     inside = between = 0
     network = 0.0
     for wire in collectives(plan, train, sources):
@@ -140,8 +144,14 @@ def step_time(
     # The first unit's all-gather and the last reduction have nothing to overlap with.
     first = next((u for u in plan.units if u.sharded and u.params), None)
     exposed = first.unsharded_bytes + first.reduced_bytes if first else 0
-    overlapped = min(local + network, max(local, network) + exposed / (machine.inside or machine.bandwidth))
-    return Times(compute, memory, network, local, overlapped, inside, between, machine.name, spread, gaps)
+    exposed_s = exposed / (machine.inside or machine.bandwidth)
+    overlapped = min(local + network, max(local, network) + exposed_s)
+    if tokens is None and machine.operator:
+        usual_local = machine.products_factor * max(compute, weights) + machine.bytes_factor * moved_s
+        usual_local += machine.operator * micro_steps * plan.kernels
+        usual = min(usual_local + network, max(usual_local, network) + exposed_s)
+    memory = weights + moved_s
+    return Times(compute, memory, network, local, overlapped, inside, between, machine.name, spread, gaps, usual)
 
 
 def workload(plan: WrapPlan, params: RunParams) -> dict[str, Any]:

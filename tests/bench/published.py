@@ -12,7 +12,7 @@ import torch
 import yaml
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.params import FSDPParams, TrainParams
@@ -32,14 +32,25 @@ LORA_TARGETS = {
 
 def model_of(row: Row) -> nn.Module:
     """Return the model of a measurement, without weights; with LoRA, all else is frozen."""
-    config = LlamaConfig(**DATA["sizes"][row["model"]], use_cache=False)
+    sizes = {"model_type": "llama", "use_cache": False} | DATA["sizes"][row["model"]]
+    config = AutoConfig.for_model(**sizes)
     with torch.device("meta"):
         dtype = getattr(torch, row.get("weights", "bfloat16"))
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         if "lora" in row:
-            lora = LoraConfig(r=row["lora"], target_modules=LORA_TARGETS[row["lora"]], lora_dropout=0.0)
+            lora = LoraConfig(r=row["lora"], target_modules=lora_targets(row), lora_dropout=0.0)
             model = get_peft_model(model, lora, autocast_adapter_dtype=False)
     return model
+
+
+def lora_targets(row: Row) -> list[str] | str:
+    """Return the matrices beside which LoRA trains."""
+    return row.get("targets") or LORA_TARGETS[row["lora"]]
+
+
+def train_of(row: Row) -> TrainParams:
+    """Return the step of a measurement."""
+    return TrainParams(device="cuda", accumulation=row.get("accumulation", 1))
 
 
 def plan_of(row: Row) -> WrapPlan:
@@ -60,21 +71,22 @@ def predicted_memory(row: Row) -> float:
 def predicted_times(row: Row) -> Times:
     """Return the predicted time of a step."""
     machine = machine_of(row["machine"], row.get("figures"))
-    return step_time(plan_of(row), TrainParams(device="cuda"), machine=machine)
+    return step_time(plan_of(row), train_of(row), machine=machine)
 
 
 def published_seconds(row: Row) -> float:
     """Return the seconds of a step that a throughput in tokens a second and GPU means."""
-    return row["batch"] * row["length"] / row["published"]
+    return row["batch"] * row["length"] * row.get("accumulation", 1) / row["published"]
 
 
 def settings(row: Row) -> str:
     """Return what is known of a measurement, in words."""
     words = [row["model"]]
     if "lora" in row:
-        words.append(f"LoRA of rank {row['lora']}")
+        words.append(f"LoRA of rank {row['lora']}" + (" on all matrices" if "targets" in row else ""))
     words.append(f"{row['gpus']} GPUs" if row["gpus"] > 1 else "1 GPU")
-    words.append(f"{row['batch']} x {row['length']} tokens")
+    tokens = f"{row['batch']} x {row['length']} tokens"
+    words.append(f"{tokens}, {row['accumulation']} micro-steps" if "accumulation" in row else tokens)
     words.append(f"checkpointing {row['checkpointing']}")
     words += [str(value) for value in row.get("fsdp", {}).values() if isinstance(value, str)]
     return ", ".join(words)
@@ -119,7 +131,7 @@ def seconds_rows() -> list[list[str]]:
             f"{theirs:.2f}",
             ours,
         ]
-        rows.append([*cells, f"{theirs / times.overlapped:.2f}"])
+        rows.append([*cells, f"{theirs / times.overlapped:.2f}", f"{times.usual:.2f}", f"{times.usual / theirs - 1:+.0%}"])
         print(*rows[-1][1:], sep=" | ", flush=True)
     return rows
 
@@ -151,6 +163,8 @@ def main() -> None:
         "that is s",
         "predicted s",
         "published / lower end",
+        "one number",
+        "its error",
     ]
     page = replaced(page, "seconds", table(titles, seconds_rows()))
     PAGE.write_text(page)

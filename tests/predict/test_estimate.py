@@ -171,13 +171,20 @@ def test_an_example_counts_the_work_of_a_step():
     assert times.overlapped < times.serial == times.network + times.local
     # Compute is longer than reading the weights; what else is moved comes on top.
     assert times.local == pytest.approx(
-        times.compute + (plan.moved_bytes + copied_bytes(plan, 1) + 7 * 64 * 65 * 2) / 1e9
+        times.compute + (plan.moved_bytes + copied_bytes(plan, 1) + 9 * 64 * 65 * 2) / 1e9
     )
+    unclipped = step_time(plan, TrainParams(max_grad_norm=None), machine=machine)
+    assert times.local - unclipped.local == pytest.approx(64 * 65 * 2 / 1e9)
     assert times.expected == seconds(times.overlapped)
     kernels = replace(machine, products=0.25, launch=1.0, spread=1.5)
     slower = step_time(plan, machine=kernels)
     assert slower.compute == 2 * times.compute and slower.local == plan.kernels and " to " in slower.expected
-    assert slower.slowest == 1.5 * slower.overlapped + plan.kernels
+    assert slower.slowest == 1.5 * slower.overlapped + plan.kernels and not slower.usual
+    usual = step_time(plan, machine=replace(kernels, products_factor=2, bytes_factor=3, operator=0.5))
+    moved = times.local - times.compute
+    hidden = usual.overlapped - usual.local  # the exposed part of the network
+    assert usual.usual == pytest.approx(2 * slower.compute + 3 * moved + plan.kernels / 2 + hidden)
+    assert usual.expected.startswith(f"about {seconds(usual.usual)} (")
     quantized = FSDPParams(frozen_dtype="int8", mixed_precision="bf16")
     int8 = step_time(make_plan(model, quantized, world_size=2, example={"input": torch.ones(8, 64)}), machine=machine)
     # Forward alone passes through the frozen matrix: its codes and bf16 scales are read, and it is written in bf16.

@@ -70,6 +70,8 @@ class StepSeconds(Part):
     machine: str
     seconds: float
     """At best."""
+    usual_seconds: float | None
+    """The one number that measured steps were nearest to; null where none is known."""
     slowest_seconds: float
     bound_by: str
     """compute, memory or network."""

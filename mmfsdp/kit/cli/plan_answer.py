@@ -69,6 +69,7 @@ def _seconds(times: Times) -> StepSeconds:
     return StepSeconds(
         machine=times.machine,
         seconds=times.overlapped,
+        usual_seconds=times.usual or None,
         slowest_seconds=times.slowest,
         bound_by=times.bound,
         **times.parts,
