@@ -22,6 +22,10 @@ import torch.multiprocessing as mp
 from .run.ranks.address import loopback_interface
 from .run.ranks.rank_imports import AHEAD_OF_FUNCTIONS
 
+SHARES_GPUS = (2, 30)
+"""The first NCCL in which several ranks may have one GPU, if the variable below is set."""
+SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
+
 
 def on_ranks(
     work: Callable[..., Any],
@@ -30,17 +34,30 @@ def on_ranks(
     method: str = "forkserver",
     backend: str = "gloo",
     timeout_s: float | None = None,
+    share_gpus: bool = False,
 ) -> list[Any]:
     """Run `work(*args)` on so many ranks of a process group; return what each returned (plain data), by rank.
 
     method: forkserver (forks of one process with the slow imports done) or spawn (processes like any other). With nccl,
-    each rank's current device is the GPU of its number. timeout_s: of a collective; default torch's. Raises if any rank
-    fails, ValueError for more ranks than GPUs.
+    each rank's current device is the GPU of its number. timeout_s: of a collective; default torch's. share_gpus: with
+    nccl, several ranks may have one GPU, for tests of what they send and hold. Raises if any rank fails, ValueError for
+    more ranks than GPUs, unless they share them, which NCCL can from 2.30 on.
     """
-    if backend == "nccl" and ranks > torch.cuda.device_count():
-        gpus = torch.cuda.device_count()
-        raise ValueError(f"ranks: {ranks}, and nccl needs a GPU for each; this machine has {gpus}; use at most as many")
-    return in_processes(work_in_group, ranks, ranks, work, args, backend, timeout_s, method=method)
+    gpus = torch.cuda.device_count() if backend == "nccl" else 0
+    if backend == "nccl" and ranks > gpus:
+        check_sharing(ranks, gpus, share_gpus=share_gpus)
+    return in_processes(work_in_group, ranks, ranks, work, args, backend, timeout_s, gpus, method=method)
+
+
+def check_sharing(ranks: int, gpus: int, *, share_gpus: bool) -> None:
+    """Raise ValueError if so many ranks cannot join with nccl on so many GPUs."""
+    if not share_gpus or not gpus:
+        words = f"ranks: {ranks}, and nccl needs a GPU for each; this machine has {gpus}; use at most as many"
+        raise ValueError(words)
+    version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    if version < SHARES_GPUS:
+        words = f"share_gpus: NCCL {'.'.join(map(str, version))} takes one rank for each GPU; use torch with NCCL "
+        raise ValueError(words + f"{'.'.join(map(str, SHARES_GPUS))} or later, such as 2.14 for CUDA 13")
 
 
 def in_processes(
@@ -102,6 +119,7 @@ def work_in_group(
     args: tuple,
     backend: str,
     timeout_s: float | None,
+    gpus: int,
 ) -> Any:
     """Join the process group as one rank, call `work` in it, and return what that returns; leave the group.
 
@@ -112,6 +130,7 @@ def work_in_group(
         work: The function, with its arguments `args`.
         backend: gloo or nccl.
         timeout_s: Seconds that a collective may take. Default: torch's.
+        gpus: The GPUs that ranks of nccl are dealt to in turn; 0 with gloo.
     """
     if loopback := loopback_interface():
         os.environ["GLOO_SOCKET_IFNAME"] = loopback
@@ -119,8 +138,10 @@ def work_in_group(
     device = None
     if backend == "nccl":
         # Before the first collective: the barrier, and every tensor on "cuda", would be on GPU 0 in all ranks.
-        device = torch.device("cuda", rank)
+        device = torch.device("cuda", rank % gpus)
         torch.cuda.set_device(device)
+        if ranks > gpus:
+            os.environ[SHARING] = "1"
     else:
         # Or torch's optimizers, which look at the current stream, would make a context on a GPU that is there.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -1,6 +1,6 @@
 #!/bin/bash
 # What a machine with a GPU tells of mmfsdp, in one command of under ten minutes:
-#     tests/bench/gpu.sh [FOLDER] [--patience N] [--only PART ...]
+#     tests/bench/gpu.sh [FOLDER] [--total SECONDS] [--patience N] [--only PART ...]
 # FOLDER (gpu_results) gets a file of JSON lines of each part, written row by row, a log, a profile, a snapshot of the
 # memory, and the table that closes the output. A part that fails or takes too long does not stop the others.
 # It needs no installation: PYTHON, or .venv/bin/python, or python3 with the packages that it names if they are missing

@@ -130,17 +130,36 @@ def test_ranks_on_gpus_join_with_their_own(monkeypatch, tmp_path):
     monkeypatch.setattr(dist, "init_process_group", lambda *a, **k: calls.append(("join", k["device_id"])))
     monkeypatch.setattr(dist, "barrier", lambda: calls.append(("barrier", None)))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
-    spawn_ranks.work_in_group(1, str(tmp_path), 2, lambda: None, (), "nccl", None)
+    spawn_ranks.work_in_group(1, str(tmp_path), 2, lambda: None, (), "nccl", None, 2)
     assert calls == [("set_device", torch.device("cuda", 1)), ("join", torch.device("cuda", 1)), ("barrier", None)]
     calls.clear()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    spawn_ranks.work_in_group(1, str(tmp_path), 2, lambda: None, (), "gloo", None)
+    spawn_ranks.work_in_group(1, str(tmp_path), 2, lambda: None, (), "gloo", None, 0)
     assert calls == [("join", None), ("barrier", None)] and os.environ["CUDA_VISIBLE_DEVICES"] == ""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ValueError, match="ranks: 3, and nccl needs a GPU for each; this machine has 2"):
         spawn_ranks.on_ranks(print, 3, backend="nccl")
     with pytest.raises(ParamError, match="ranks"):
         bench_step(ranks=3)
+
+
+def test_ranks_share_gpus_only_if_they_are_asked_to_and_nccl_can(monkeypatch, tmp_path):
+    """torch's own calls are noted, not made: there is no GPU here."""
+    joined = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda *a, **k: joined.append(k["device_id"]))
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    monkeypatch.setenv(spawn_ranks.SHARING, "")
+    for rank in range(4):
+        spawn_ranks.work_in_group(rank, str(tmp_path), 4, lambda: None, (), "nccl", None, 2)
+    assert [device.index for device in joined] == [0, 1, 0, 1] and os.environ[spawn_ranks.SHARING] == "1"
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))
+    for gpus, share, words in ((1, False, "a GPU for each"), (0, True, "a GPU for each"), (1, True, "NCCL 2.29.7")):
+        with pytest.raises(ValueError, match=words):
+            spawn_ranks.check_sharing(2, gpus, share_gpus=share)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 0))
+    spawn_ranks.check_sharing(2, 1, share_gpus=True)
 
 
 def test_a_bench_on_the_cpu_takes_no_gpu_that_the_machine_has(monkeypatch):

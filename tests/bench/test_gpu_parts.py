@@ -106,15 +106,16 @@ def test_the_closing_table_says_which_goals_are_met(tmp_path):
     write("machine", {"device": "NVIDIA H100"})
     write("waits", {"waits of mmfsdp": 0, "waits of others": 1, "done before the GPU": True})
     step = {"samples": 16, "mask": False, "samples/s": 20.0, "MFU": 0.4, "peak GB": 12.0, "seconds in range": True}
+    step["usual s / measured"] = 0.9
     theirs = step | {"way": goals.OPENFLAMINGO, "samples/s": 10.0, "peak GB": 24.0}
     ours, larger = (
         step | {"way": "frozen-aware SHARD"},
-        step | {"way": "frozen-aware SHARD", "samples": 32, "MFU": 0.51},
+        step | {"way": "frozen-aware SHARD", "samples": 32, "MFU": 0.51, "usual s / measured": 1.2},
     )
     keep = step | {"way": "frozen-aware KEEP", "peak GB": 20.0}
     failed = {"way": "frozen-aware REPLICATE", "samples": 16, "mask": False, "failed": "RuntimeError: no"}
     write("methods", ours, theirs, keep, failed, larger, {"way": "frozen-aware SHARD", "stopped": "out of memory"})
-    write("formats", {"form": "bf16", "s / bf16": 1.0}, {"form": "nf4", "tokens": 4096, "s / bf16": 1.2})
+    write("formats", {"form": "bf16", "s / bf16": 1.0}, {"form": "nf4", "tokens": 4096, "s / bf16": 1.25})
     (tmp_path / "parts.jsonl").write_text('{"part": "methods", "event": "ends", "failed": "rows say why"}\n')
     table = goals.closing_table(tmp_path)
     verdicts = {}
@@ -129,6 +130,7 @@ def test_the_closing_table_says_which_goals_are_met(tmp_path):
         "frozen-aware SHARD beside OpenFlamingo's": False,
         "frozen-aware KEEP beside OpenFlamingo's": True,
         "a step in nf4 beside bf16, 4,096 tokens": True,
+        "the usual seconds over measured": True,
     }
     assert "51.0% (frozen-aware SHARD, 32 samples)" in table and "methods: rows say why" in table
 
