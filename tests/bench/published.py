@@ -131,7 +131,9 @@ def seconds_rows() -> list[list[str]]:
             f"{theirs:.2f}",
             ours,
         ]
-        rows.append([*cells, f"{theirs / times.overlapped:.2f}", f"{times.usual:.2f}", f"{times.usual / theirs - 1:+.0%}"])
+        rows.append(
+            [*cells, f"{theirs / times.overlapped:.2f}", f"{times.usual:.2f}", f"{times.usual / theirs - 1:+.0%}"]
+        )
         print(*rows[-1][1:], sep=" | ", flush=True)
     return rows
 
