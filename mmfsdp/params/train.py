@@ -82,6 +82,10 @@ class TrainParams(Params):
     """Held-out samples of each source that eval_every measures, dealt to the ranks and kept in memory; and new pictures
     that are captioned after training, per split; a count. Default 200."""
 
+    eval_pictures: int = Field(6, ge=0, le=24)
+    """Held-out pictures that the model captions after the first step and at each evaluation (eval_every), to watch it
+    learn; a count, 0: none. They are the same ones each time, of the first source. Default 6."""
+
     metrics: OwnCodes = ()
     """Your own scores of what the model says to the eval_samples, at eval_every: import paths of functions
     score(predictions, samples) that return a dict of floats by name. mmfsdp.kit.train.vqa_accuracy:score is one.

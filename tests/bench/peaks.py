@@ -238,7 +238,7 @@ def measure(make: Callable[[], tuple[nn.Module, list[Any]]], plan: WrapPlan, mic
         steps = []
         for _ in range(2):  # AdamW's states exist then, and DDP has made its buckets anew
             steps.append(train_step(model, micro_batches, optimizer, max_grad_norm=1.0))
-        HeldOut(1, batches).loss(model)  # leaves no trace in the step that follows
+        HeldOut(batches).loss(model)  # leaves no trace in the step that follows
         gc.collect()
         memory.mark()
         with Collectives() as collectives, FreedAtOnce():

@@ -9,20 +9,23 @@ from playwright.sync_api import expect
 from torch import nn
 
 from mmfsdp.kit.run.files.folder import read_json, write_json
+from mmfsdp.kit.run.files.watched_file import captions_writer
 from mmfsdp.kit.run.state import RankProgress
 from mmfsdp.kit.run.trouble import Trouble
 from mmfsdp.kit.widgets.banner import banner, tracebacks
 from mmfsdp.kit.widgets.charts.charts_page import charts_html
 from mmfsdp.kit.widgets.compare import write_comparison
+from mmfsdp.kit.widgets.learning import learning_html
 from mmfsdp.kit.widgets.markup import note
 from mmfsdp.kit.widgets.pictures.plan_pictures import plan_pictures
 from mmfsdp.kit.widgets.pictures.rank_grid import rank_grid
 from mmfsdp.kit.widgets.report import write_report
-from mmfsdp.kit.widgets.static_files import cockpit_sheet, folds_module
+from mmfsdp.kit.widgets.static_files import cockpit_sheet, folds_module, learning_script
 from mmfsdp.kit.widgets.style import STYLE, WIDGET_STYLE
 from mmfsdp.params import FSDPParams, RunParams, TrainParams
 from mmfsdp.planning import make_plan
 from mmfsdp.predict.timeline import step_timeline
+from tests.watched import SAID, watch
 
 pytestmark = pytest.mark.real
 
@@ -131,6 +134,62 @@ def test_what_a_person_has_opened_stays_open_when_a_plan_is_drawn_once_more():
         draw()
         expect(opened).to_have_count(0)
         expect(unfolded).to_have_count(0)
+        assert page.problems == []
+
+
+def said(page):
+    """The captions and the time that are in sight."""
+    return page.locator(".mm-learning [data-said]").all_inner_texts(), page.locator("[data-time]").inner_text()
+
+
+def test_a_slider_moves_the_captions_of_watched_pictures_through_time_by_keyboard(finished_run):
+    newest = ([f"✓ {SAID[20][0]}", f"✗ {SAID[20][1]}"], "step 20")
+    path = write_report(watch(finished_run))
+    with chromium(viewport=SCREENS["desk"], offline=True, java_script_enabled=False) as page:
+        page.goto(path.as_uri())
+        assert said(page) == newest and not page.get_by_label("evaluation").is_visible(), "without a script"
+    with chromium(viewport=SCREENS["desk"], offline=True) as page:
+        page.goto(path.as_uri())
+        slider = page.get_by_label("evaluation")
+        assert said(page) == newest
+        slider.focus()
+        page.keyboard.press("ArrowLeft")
+        assert said(page) == ([f"✗ {text}" for text in SAID[10]], "step 10")
+        page.keyboard.press("Home")
+        assert said(page) == ([f"✗ {text}" for text in SAID[5]], "step 5")
+        assert slider.get_attribute("aria-valuetext") == "step 5"
+        shot(page, "watch-it-learn")
+        assert serious_findings(page) == [] and page.problems == []
+
+
+MOVE_SLIDERS = """script => {
+    const widget = document.querySelector("main");
+    window.draw = html => { widget.querySelector("div").innerHTML = html; };
+    const learning = eval(`(() => { ${script}; return mmLearning; })()`)(widget);
+    new MutationObserver(learning.restore).observe(widget, { childList: true, subtree: true });
+}"""
+
+
+def test_a_slider_stays_where_a_person_has_put_it_while_the_run_says_more(finished_run):
+    run = watch(finished_run)
+    with chromium(viewport=SCREENS["desk"], offline=True) as page:
+        page.set_content(f"{STYLE}<main class='mm-widget'><div></div></main>")
+        page.evaluate(MOVE_SLIDERS, learning_script())
+
+        def draw(step):
+            captions_writer(run, after=step - 1).write({"step": step, "captions": [f"red {step}", f"blue {step}"]})
+            page.evaluate("html => window.draw(html)", learning_html(run))
+
+        draw(25)
+        page.get_by_label("evaluation").focus()
+        page.keyboard.press("ArrowLeft")
+        assert said(page)[1] == "step 20"
+        draw(30)
+        assert said(page) == ([f"✓ {SAID[20][0]}", f"✗ {SAID[20][1]}"], "step 20")
+        expect(page.get_by_label("evaluation")).to_be_focused()
+        page.keyboard.press("End")
+        draw(35)
+        assert said(page) == (["✗ red 35", "✗ blue 35"], "step 35"), "at the end it follows the run"
         assert page.problems == []
 
 

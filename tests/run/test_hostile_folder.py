@@ -20,6 +20,7 @@ from mmfsdp.kit.widgets.panel import RunPanel, parts_line, rank_grid
 from mmfsdp.kit.widgets.report import report_html
 from mmfsdp.params import RunParams
 from tests.run.test_runs import GONE, record
+from tests.watched import watch
 
 SEQUENCES = "\x1b]52;c;ZXZpbA==\x07\x1b]0;title\x1b\\\x1b[31m\x9b2J\r\x08"
 """To the clipboard, to the window's title, and over what stands there."""
@@ -53,7 +54,7 @@ def folder(finished_run):
     (finished_run / "profile").mkdir()
     profile = {"host": "n1", "steps": 1, "seconds": 1.0, "communication_s": 0.1, "exposed_s": 0.1, "compute_s": 0.5}
     write_json(finished_run / "profile/rank0.json", profile | {"lanes": {"compute": [[0.0, 0.5]]}})
-    return finished_run
+    return watch(finished_run)
 
 
 def shown(folder: Path, *, report: bool = True) -> tuple[str, str]:
@@ -79,6 +80,7 @@ def last_of(path: Path) -> dict:
 
 OF_STATE = ("run.json", "status.json", "logs/backbones.json", "logs/rank1.json", "metrics-rank1.jsonl")
 OF_REPORT = ("result.json", "plan.json", "metrics.jsonl", "events.jsonl", "profile/rank0.json")
+OF_REPORT += ("captions/watched.json", "captions/watched.jsonl")
 FILES = (*OF_STATE, *OF_REPORT)
 
 

@@ -55,7 +55,7 @@ def losses(folder: Path | None, steps: int = 5, **fsdp) -> dict:
         batches = batches if cache is None else cache.fill(model, batches)
         metrics = train_step(model, batches, optimizer, schedule=schedule, max_grad_norm=1.0)
         if cache:
-            HeldOut(1, batches).loss(model)  # of features, too, and leaves no trace
+            HeldOut(batches).loss(model)  # of features, too, and leaves no trace
         figures.append([metrics.loss, metrics.grad_norm])
     return {"figures": figures, "entered": len(entered), "cached": cache.cached if cache else 0}
 

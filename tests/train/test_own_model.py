@@ -16,6 +16,7 @@ from mmfsdp.core.plan import WrapPlan
 from mmfsdp.kit.compat.export import export
 from mmfsdp.kit.data.open_sources import open_splits
 from mmfsdp.kit.run.files.folder import read_json, read_metrics, read_result
+from mmfsdp.kit.run.files.watched_file import read_watched
 from mmfsdp.kit.run.state import runs_table
 from mmfsdp.kit.run.trust import trust_run
 from mmfsdp.kit.train.evaluate import caption_held_out, captions, load_run
@@ -177,6 +178,9 @@ def test_texts_of_two_ranks_are_those_of_the_unwrapped_model(folder, backend):
     samples = [sample for sample in split if not processor.refusal(sample)][:5]
     texts = captions(model, processor, samples)
     assert rows[-1] == read_result(run)["scores"]
+    said = read_watched(run)
+    assert [row["step"] for row in said.rows] == [1, 2, 4, 6, 8, 10, 12]
+    assert said.rows[-1]["captions"] == texts and [each["truth"] for each in said.pictures] == [s.text for s in samples]
     assert score(params.train.metrics, texts, samples) | {"peak": rows[-1]["peak"]} == rows[-1]
 
 

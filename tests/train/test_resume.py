@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from mmfsdp import checkpoint
 from mmfsdp.kit.data import open_source
 from mmfsdp.kit.run.files.folder import read_events, read_metrics
+from mmfsdp.kit.run.files.watched_file import read_watched
 from mmfsdp.kit.train import prepare
-from mmfsdp.kit.train.evaluate import load_run
+from mmfsdp.kit.train.evaluate import captions, load_run, new_samples
 from mmfsdp.params import RunParams
 from tests.fault_entries import on_batches
 from tests.ranks import in_processes
@@ -28,7 +29,7 @@ SAME = {
     "fp16": {"fsdp.mixed_precision": "fp16", "train.lr_for": {"perceiver.*": 1e-4, "perceiver.latents": 3e-4}},
     "several-sources-and-workers": {"data.workers": 2, "train.accumulation": 1, "fsdp.backend": "DDP"},
     "written-beside": {"train.async_save": True, "fsdp.backend": "DDP", "fsdp.state_dict_type": "FULL_STATE_DICT"},
-    "FSDP2": {},
+    "FSDP2": {"train.eval_every": 3},
 }
 OTHER = {
     "DDP": {"fsdp.backend": "DDP"},
@@ -58,7 +59,7 @@ def runs_of_two_ranks(rank: int, _: str, folder: str, ports: list[int]) -> dict[
     SAME["several-sources-and-workers"]["data.more"] = [more]
     for name, changes in SAME.items():
         whole = go(name, base.change(**changes))
-        go(f"{name}-resumed", base.change(**changes, **{"train.eval_every": 3}), after=whole)
+        go(f"{name}-resumed", base.change(**changes).change(**{"train.eval_every": 3}), after=whole)
     for name, changes in OTHER.items():
         go(f"on-{name}", base.change(**changes), after=whole, ranks=1 if name == "one-rank" else 2)
     less = base.change(**{"model.freeze": [*base.model.frozen_patterns, PERCEIVER]})
@@ -128,6 +129,22 @@ def test_a_resumed_run_equals_the_unbroken_one_bitwise(folder, name):
     result = json.loads((resumed / "result.json").read_text())
     assert result["frozen_parameters_changed"] == 0
     assert result["wire_bytes_measured"] == json.loads((whole / "result.json").read_text())["wire_bytes_measured"] > 0
+
+
+def test_captions_of_the_watched_pictures_are_those_of_an_unbroken_run_and_count_in_no_step(folder):
+    whole, resumed = folder / "FSDP2", folder / "FSDP2-resumed"
+    said = [read_watched(run) for run in (whole, resumed)]
+    assert said[0].pictures == said[1].pictures and len(said[0].pictures) == 1, "the other rank has a stand-in"
+    for row in said[0].rows + said[1].rows:
+        assert row.pop("seconds") > 0 and row["wire_bytes"] > 0
+    assert said[0].rows == said[1].rows and [row["step"] for row in said[0].rows] == [1, 3, 6]
+    files = [path.relative_to(whole) for path in sorted((whole / "captions").iterdir()) if path.suffix != ".jsonl"]
+    assert len(files) == 2 and all((whole / file).read_bytes() == (resumed / file).read_bytes() for file in files)
+    params, model, processor = load_run(whole)
+    ((_, samples),) = new_samples(params, processor, 2)
+    assert said[0].rows[-1]["captions"] == captions(model, processor, samples), "as in one process, after the training"
+    result = json.loads((whole / "result.json").read_text())
+    assert {row["wire_bytes"] for row in rows(whole)} == {result["wire_bytes_predicted"]}
 
 
 @pytest.mark.parametrize("name, weights", {"FSDP1": 1, "FSDP2": 1, "several-sources-and-workers": 1.5}.items())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,7 @@ CALLBACKS = {
     "held-out loss": "mmfsdp.kit.train.evaluate:training_held_out",
     "learning rates": "mmfsdp.kit.train.step_rows:training_rates",
     "scores": "mmfsdp.kit.train.metrics:training_scores",
+    "watched pictures": "mmfsdp.kit.train.watched_pictures:training_pictures",
     "early stop": "mmfsdp.kit.train.early_stop:training_early_stop",
     "metrics": "mmfsdp.kit.train.step_rows:MetricsFile",
     "log": "mmfsdp.kit.train.step_rows:StepLog",
@@ -105,6 +106,17 @@ class Callback:
         """Release what is held, also after an error."""
 
 
+class SentBytes(Protocol):
+    """Counts the bytes that this rank sends; see `Collectives` in meters.py."""
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes sent since `reset`."""
+
+    def reset(self) -> None:
+        """Forget what was counted."""
+
+
 @dataclass
 class Training:
     """A training: its model, data and place, from which each callback is made."""
@@ -123,6 +135,8 @@ class Training:
     """A rank was asked to stop. All ranks learn it in the same step."""
     average: MovingAverage | None = None
     """The moving average of the weights, with `train.ema`."""
+    collectives: SentBytes | None = None
+    """Counts what this rank sends; what is sent between two steps is not a step's."""
     stop_asked: str = ""
     """The reason why a callback of this rank ends the run, with its name; the other ranks do not know it yet."""
     stopped: str = ""
@@ -173,6 +187,37 @@ class Training:
             self.stopped = f"stopped by {reasons[0]}"
         else:
             self.preempted = True
+
+
+class AtEvaluation(Callback):
+    """Evaluates every `train.eval_every` steps and after the last one; every rank must.
+
+    Not while steps are profiled, nor when a rank must stop soon. With `train.ema` the average weights are evaluated.
+    """
+
+    training: Training
+
+    def due(self, step: int) -> bool:
+        """Return True for a step after which is evaluated."""
+        every = self.training.setup.params.train.eval_every
+        assert every is not None, "no callback of this kind is made without it"
+        return self.training.is_last(step) or step % every == 0
+
+    def on_step_end(self, row: dict[str, Any]) -> None:
+        """Evaluate, if it is time to."""
+        training = self.training
+        if self.due(row["step"]) and not training.profiled and not training.preempted:
+            with training.evaluated_weights():
+                scores = self.evaluate(row)
+            if scores:
+                training.callbacks.on_evaluate(scores)
+
+    def evaluate(self, row: dict[str, Any]) -> dict[str, float]:
+        """Evaluate after the step of this row, and add to the row. Returns the scores, which callbacks are handed.
+
+        Must leave the model in training mode, and the random states as they were.
+        """
+        raise NotImplementedError
 
 
 class Callbacks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -43,7 +43,7 @@ from ..run.files.run_record import RunRecord
 from ..run.launchers.registry import check_no_replay
 from ..run.ranks.hang import Heartbeat
 from ..run.trust import own_code_of
-from .callbacks import Callback, Training
+from .callbacks import AtEvaluation, Training
 from .features import FeatureCache
 
 CAPTION_BATCH = 50
@@ -56,15 +56,11 @@ PICTURES_KEPT = 12
 
 
 @dataclass
-class HeldOut(Callback):
+class HeldOut(AtEvaluation):
     """The first held-out samples of each source, dealt to the ranks."""
 
-    every: int
-    """Steps between two measurements."""
     batches: list[Batch]
     """Batches of this rank. All ranks have as many: those beyond its samples are blank, without label tokens."""
-    training: Training | None = None
-    """The training that it measures."""
 
     @classmethod
     def open(
@@ -108,22 +104,13 @@ class HeldOut(Callback):
                 reasons = f" ({first_reasons(unusable)})" if unusable else ""
                 message = f"no held-out sample of {name} can be used{reasons}; raise {name}.max_length, or unset this"
                 raise ParamError("train.eval_every", message)
-        return cls(settings.eval_every, batches)
+        return cls(batches)
 
-    def due(self, step: int) -> bool:
-        """Return True every `eval_every` steps, and after the last one."""
-        assert self.training is not None
-        return self.training.is_last(step) or step % self.every == 0
-
-    def on_step_end(self, row: dict[str, Any]) -> None:
-        """Add the held-out loss to the row; not while steps are profiled, nor when a rank must stop soon."""
-        training = self.training
-        assert training is not None
-        if self.due(row["step"]) and not training.profiled and not training.preempted:
-            training.beat(f"step {row['step']} held-out samples")
-            with training.evaluated_weights():
-                row["heldout_loss"] = self.loss(training.setup.model)
-            training.callbacks.on_evaluate({"heldout_loss": row["heldout_loss"]})
+    def evaluate(self, row: dict[str, Any]) -> dict[str, float]:
+        """Add the held-out loss to the row, and return it."""
+        self.training.beat(f"step {row['step']} held-out samples")
+        row["heldout_loss"] = self.loss(self.training.setup.model)
+        return {"heldout_loss": row["heldout_loss"]}
 
     def loss(self, model: nn.Module) -> float:
         """Return heldout_loss, in the units of `train_step`'s. Every rank must call it.
@@ -347,21 +334,32 @@ def new_samples(
     for split, source in splits.items():
         if split == "train":
             continue
-        samples: list[Any] = []
-        for item in source:
-            sample = as_sample(item, params.data)
-            if sample is None or IMAGE not in sample.prompt:
-                continue
-            reason = own_processor.refusal(item)
-            if reason:
-                skipped[item.label] = reason
-            else:
-                samples.append(item)
-            if len(samples) == count:
-                break
+        samples = about_pictures(source, params, own_processor, count, skipped)
         skipped |= source.skipped
         if samples:
             yield split, samples
+
+
+def about_pictures(
+    items: Iterable[Any], params: RunParams, processor: SampleProcessor, count: int, skipped: dict[str, str]
+) -> list[Any]:
+    """Return the first items of a source that ask about a picture, at most `count`.
+
+    Adds to `skipped` those that the processor cannot use, label to reason.
+    """
+    samples: list[Any] = []
+    for item in items:
+        sample = as_sample(item, params.data)
+        if sample is None or IMAGE not in sample.prompt:
+            continue
+        reason = processor.refusal(item)
+        if reason:
+            skipped[item.label] = reason
+        else:
+            samples.append(item)
+        if len(samples) == count:
+            break
+    return samples
 
 
 def exact_match(texts: Sequence[str], samples: Sequence[Sample]) -> float:

@@ -96,7 +96,7 @@ class WireMeter(Callback):
     """Adds the bytes that this rank sent to the row of each step, and the last step's to the result."""
 
     def __init__(self, training: Training) -> None:
-        self._counted = Collectives()
+        self._counted = training.collectives = Collectives()
         self._rows: list[CollectiveCount] = []
         self._sent = last_row(training.setup.folder, dist.get_rank()).get("wire_bytes", 0)
 

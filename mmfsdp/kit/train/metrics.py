@@ -15,19 +15,18 @@ import torch.distributed as dist
 from torch import nn
 
 from ...core.collectives import gather_json
-from ...core.freeze import train_mode
-from ...core.inference import keep_gathered
 from ...own.calls import OwnCodeError, call_own
 from ...params import ParamError, RunParams
 from ...params.own import OwnCode, path_of
 from ..data.open_sources import Splits
 from ..data.own_processor import FIELD as BUILD
-from ..data.own_processor import accepted, row_of
+from ..data.own_processor import row_of
 from ..data.own_random import own_random
 from ..data.processor import SampleProcessor
 from ..data.sources.reader import as_sample
-from .callbacks import Callback, Training
-from .evaluate import generate, why_no_captions
+from .callbacks import AtEvaluation, Training
+from .evaluate import why_no_captions
+from .held_out_texts import Share, in_order, texts_of_rank, why_not_together
 
 METRICS = "train.metrics"
 NAME = re.compile(r"[A-Za-z_][\w.@-]{0,39}")
@@ -35,7 +34,7 @@ NAME = re.compile(r"[A-Za-z_][\w.@-]{0,39}")
 
 
 @dataclass
-class Scores(Callback):
+class Scores(AtEvaluation):
     """Generates from the held-out samples on all ranks, and scores the texts on rank 0."""
 
     training: Training
@@ -43,19 +42,10 @@ class Scores(Callback):
     """Samples of each source for this rank."""
     latest: dict[str, float] | None = None
 
-    def due(self, step: int) -> bool:
-        """Return True every `eval_every` steps, and after the last one."""
-        train = self.training.setup.params.train
-        assert train.eval_every is not None, "params.train checks it"
-        return self.training.is_last(step) or step % train.eval_every == 0
-
-    def on_step_end(self, row: dict[str, Any]) -> None:
-        """Add the scores to the row; not while steps are profiled, nor when a rank must stop soon."""
-        training = self.training
-        if self.due(row["step"]) and not training.profiled and not training.preempted:
-            with training.evaluated_weights():
-                self.latest = row["scores"] = self.scores(row["step"])
-            training.callbacks.on_evaluate(self.latest)
+    def evaluate(self, row: dict[str, Any]) -> dict[str, float]:
+        """Add the scores to the row, and return them."""
+        self.latest = row["scores"] = self.scores(row["step"])
+        return self.latest
 
     def on_train_end(self, result: dict[str, Any]) -> None:
         """Add the last scores to the result."""
@@ -69,13 +59,9 @@ class Scores(Callback):
         """
         training, samples = self.training, []
         predictions: list[str] = []
-        training.setup.model.eval()
         for share in self.shares:
-            texts = self.texts(share, step)
-            of_ranks = gather_json(texts)
-            predictions += in_order(of_ranks)
+            predictions += in_order(gather_json(texts_of_rank(training, share, step)))
             samples += share.samples
-        train_mode(training.setup.model)
         metrics = training.setup.params.train.metrics
         training.beat(f"step {step} metric {', '.join(map(path_of, metrics))}")
         scores: dict[str, float] = {}
@@ -84,66 +70,26 @@ class Scores(Callback):
                 scores = score(metrics, predictions, samples)
         return gather_json(scores)[0]
 
-    def texts(self, share: Share, step: int) -> list[str]:
-        """Return what the model says to this rank's samples."""
-        params, model = self.training.setup.params, self.training.setup.model
-        size, texts = params.train.batch_size, []
-        sharded = params.fsdp.effective_backend.rules.shards and dist.get_world_size() > 1
-        # A rank whose texts have ended goes on with the others: each of their tokens is a forward of all ranks.
-        options = {"synced_gpus": True} if sharded else {}
-        with torch.no_grad(), keep_gathered(model), own_random(params.train.seed):
-            for start in range(0, share.calls * size, size):
-                self.training.beat(f"step {step} held-out texts")
-                batch = share.own[start : start + size]
-                _, new_ids = generate(model, share.processor, batch or [share.stand_in], **options)
-                texts += share.processor.decode(new_ids)[: len(batch)]
-        return texts
-
-
-@dataclass(frozen=True)
-class Share:
-    """The held-out samples of a source that a rank generates from."""
-
-    processor: SampleProcessor
-    own: list[Any]
-    """Samples of this rank: every world_size-th of those that can be used."""
-    stand_in: Any
-    """Another one, where this rank has fewer than the others."""
-    calls: int
-    """Calls of `generate`, on every rank."""
-    samples: list[Any]
-    """Samples of all ranks in order, on rank 0."""
-
-    @classmethod
-    def of(cls, name: str, splits: Splits, processor: SampleProcessor, params: RunParams) -> Share:
-        """Read the first held-out samples. Every rank must call it. Raises ParamError if none can be used."""
-        rank, ranks = dist.get_rank(), dist.get_world_size()
-        usable = []
-        for sample in islice(splits["heldout"], params.train.eval_samples):
-            if not processor.refusal(sample):
-                usable.append(sample)
-        if not usable:
-            raise ParamError(METRICS, f"no held-out sample of {name} can be used; unset it")
-        calls = math.ceil(math.ceil(len(usable) / ranks) / params.train.batch_size)
-        return cls(processor, usable[rank::ranks], usable[0], calls, usable if rank == 0 else [])
-
 
 def training_scores(training: Training) -> Scores | None:
-    """Return the scores of a training, if `train.metrics` names some. Every rank must call it."""
+    """Return the scores of a training, if `train.metrics` names some. Every rank must call it.
+
+    Raises ParamError if none of the first held-out samples can be used.
+    """
     params = training.setup.params
     if not params.train.metrics:
         return None
     shares = []
     for name, data in params.data.sources().items():
         processor = replace(training.processor, max_length=data.max_length)
-        shares.append(Share.of(name, training.sources[name], processor, params))
+        usable = []
+        for sample in islice(training.sources[name]["heldout"], params.train.eval_samples):
+            if not processor.refusal(sample):
+                usable.append(sample)
+        if not usable:
+            raise ParamError(METRICS, f"no held-out sample of {name} can be used; unset it")
+        shares.append(Share.deal(processor, usable, params.train.batch_size))
     return Scores(training, shares)
-
-
-def in_order(of_ranks: Sequence[Sequence[str]]) -> list[str]:
-    """Return the texts of all ranks in the order of their samples, which were dealt to the ranks in turn."""
-    total = sum(map(len, of_ranks))
-    return [of_ranks[place % len(of_ranks)][place // len(of_ranks)] for place in range(total)]
 
 
 def score(metrics: Sequence[OwnCode], predictions: Sequence[str], samples: Sequence[Any]) -> dict[str, float]:
@@ -209,12 +155,6 @@ def check_generates(params: RunParams, model: nn.Module, processor: SampleProces
     reason = why_no_captions(model, processor)
     if reason:
         raise ParamError(METRICS, f"{reason.replace('captions need', 'they need')}; unset it")
-    generates: Any = model.generate
-    sharded = params.fsdp.effective_backend.rules.shards and params.launch.world_size > 1
-    if sharded and not accepted(generates, synced_gpus=True):
-        words = (
-            f"with {params.fsdp.effective_backend} every rank must generate as many tokens as the others, and the "
-            "model's generate takes no synced_gpus; pass its keywords on to transformers' generate, or set "
-            "fsdp.backend to DDP"
-        )
-        raise ParamError(BUILD, words)
+    reason = why_not_together(params, model)
+    if reason:
+        raise ParamError(BUILD, reason)

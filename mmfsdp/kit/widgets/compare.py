@@ -24,6 +24,7 @@ from .cell import CellWidget, close_all
 from .charts.charts import Charts
 from .charts.charts_page import charts_html, run_names
 from .compare_pair import NAMES_ONLY, pair_html
+from .learning import hidden_sliders, learning_of_runs, learning_tag
 from .markup import note, page, shown, table_of_cells
 from .panel import RunPanel
 from .report import read_params
@@ -191,6 +192,7 @@ class Comparison(CellWidget):
             control.observe(lambda _: self._draw(), "value")
         self.table = w.HTML()
         self.pair = w.HTML(_pair(self.runs))
+        self.learning = w.HTML(learning_of_runs([(run.name, run.path) for run in self.runs]))
         self.open_buttons = []
         for run in self.runs:
             self.open_buttons.append(w.Button(description=run.name[-40:], tooltip=without_controls(str(run.path))))
@@ -201,7 +203,8 @@ class Comparison(CellWidget):
         self._opening = w.HBox(layout=w.Layout(flex_flow="row wrap"))
         controls = w.HBox([self.sort_by, self.descending, self.filter], layout=w.Layout(flex_flow="row wrap"))
         self._opened = w.VBox()
-        super().__init__([self.pair, controls, self.table, self._opening, self._opened, self.charts])
+        parts = [self.pair, controls, self.table, self.learning, self._opening, self._opened, self.charts]
+        super().__init__([*parts, hidden_sliders()])
         self._draw()
         self.replace_older()
 
@@ -247,6 +250,9 @@ def write_comparison(folders: Sequence[str | Path], to: str | Path) -> Path:
     runs = compared_runs(folders)
     table = _pair(runs) + table_html(runs, columns_of(runs), range(len(runs)), scripted=True)
     script = (STATIC / "tables.js").read_text(encoding="utf-8")
+    learning = learning_of_runs([(run.name, run.path) for run in runs])
+    if learning:
+        learning = f"<h2>Watch it learn</h2>{learning}{learning_tag()}"
     charts = charts_html([run.path for run in runs])
-    write_text(to, page("Runs compared", f"{table}<script>{script}</script>{charts}"))
+    write_text(to, page("Runs compared", f"{table}<script>{script}</script>{learning}{charts}"))
     return Path(to)

@@ -24,6 +24,7 @@ from .actions import Actions
 from .banner import banner, tracebacks
 from .cell import CellWidget, ViewerPresence
 from .charts.charts import Charts
+from .learning import LearningStrip, hidden_sliders
 from .log_view import LogView
 from .markup import note, shown
 from .pictures.rank_grid import rank_grid
@@ -68,11 +69,12 @@ class RunPanel(Worker, CellWidget):
         self.actions, self.logs = Actions(self.run), LogView(self._ranks)
         facts = w.VBox([self._parts, self._rank_grid, self._facts])
         facts.add_class("mm-run-facts")
-        strip = w.Box([facts, self.charts, self.logs])
+        self.learning, self._learned = w.HTML(), LearningStrip(self.run.path)
+        strip = w.Box([facts, self.charts, self.logs, self.learning])
         strip.add_class("mm-strip")
         self.top = w.Box([self.head, self.actions])
         self.top.add_class("mm-run-head")
-        super().__init__([self.top, self.banner, strip, self._tracebacks])
+        super().__init__([self.top, self.banner, strip, self._tracebacks, hidden_sliders()])
         self.add_class("mm-run")
         self.replace_older()
         self.work("watch", self._watch)
@@ -154,6 +156,7 @@ class RunPanel(Worker, CellWidget):
         if sent is not None and predicted is not None:
             html += note(f"sent in a step: {size(sent)}, predicted {size(predicted)}")
         self._facts.value = html
+        self.learning.value = self._learned.html()
         self.charts.ended = self.state.done
         peak = (result.get("peak") or {}).get("bytes")  # known with the result, for the batch that was measured
         self.charts.describe(total=self.state.steps, predicted={"memory_bytes": peak})

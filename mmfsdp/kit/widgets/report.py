@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -16,9 +15,7 @@ from ...params.in_words import size
 from ..run.files.folder import (
     MAX_METRICS_BYTES,
     best_words,
-    is_inside,
     read_events,
-    read_file,
     read_json,
     read_params_yaml,
     read_result,
@@ -34,6 +31,7 @@ from .banner import banner
 from .cell import import_lock
 from .charts.charts_page import charts_html
 from .gpu_table import gpu_table
+from .learning import learning_section, marked, picture_tag
 from .markup import key_figures, note, page, rect, svg, table, text, ticks, width_of
 from .pictures.rank_picture import WIDTH
 from .report_plan import facts, plan_sections
@@ -42,7 +40,6 @@ from .style import FROZEN, GATHERED, INK, REDUCED, STYLE
 Row = Mapping[str, Any]
 """A line of metrics.jsonl."""
 NEWEST_EVENTS = 6
-MAX_PICTURE_BYTES = 10 << 20
 MAX_PARENT = 500
 """Letters that are shown of the run that another one began with."""
 SKIPPED_NAMES = 5
@@ -76,6 +73,7 @@ def report_html(folder: str | Path) -> str:
     sections: dict[str, Callable[[], str]] = {
         "": lambda: result_figures(result) + parent_line(params, result) + facts(params, planned, record, rows),
         "Captions of new pictures": lambda: caption_cards(folder),
+        "Watch it learn": lambda: learning_section(folder),
         "Skipped data": lambda: "".join(note(line) for line in skipped_lines(result)),
         "Training": lambda: training_charts(folder, params.get("train", {}).get("steps"), result),
         "Predicted beside measured": lambda: predicted_beside_measured(estimate, result, rows),
@@ -169,14 +167,11 @@ def caption_cards(folder: Path, *, max_cards: int = 12) -> str:
 
 
 def _card(folder: Path, row: Mapping[str, str]) -> str:
-    caption, truth = escape(row.get("caption", "?")), escape(row.get("truth", "?"))
-    words = f"✓ {caption}" if caption == truth else f'✗ {caption}<br><span class="mm-quiet">truth: {truth}</span>'
-    path = folder / row.get("image", "")
-    picture = ""
-    if path.suffix == ".png" and is_inside(path, folder) and path.is_file():  # nothing from elsewhere
-        data = base64.b64encode(read_file(path, limit=MAX_PICTURE_BYTES)).decode()
-        picture = f'<img src="data:image/png;base64,{data}" alt="{truth}">'
-    return f'<figure class="mm-card">{picture}<figcaption>{words}</figcaption></figure>'
+    caption, truth = row.get("caption", "?"), row.get("truth", "?")
+    words = escape(marked(caption, truth))
+    if caption != truth:
+        words += f'<br><span class="mm-quiet">truth: {escape(truth)}</span>'
+    return f'<figure class="mm-card">{picture_tag(folder, row)}<figcaption>{words}</figcaption></figure>'
 
 
 def skipped_lines(result: Mapping[str, Any]) -> list[str]:

@@ -40,6 +40,12 @@ def folds_module() -> str:
 
 
 @cache
+def learning_script() -> str:
+    """Return the function `mmLearning`, which moves sliders through captions, for a page or as part of a module."""
+    return _joined("learning.js")
+
+
+@cache
 def follow_module() -> str:
     """Return the module by which a log follows its newest line."""
     return _joined("follow.js")

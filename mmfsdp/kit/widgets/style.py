@@ -111,7 +111,10 @@ STYLE = f"""<style>
   margin: .4em 0 1em}}
 .mm-card {{margin: 0; border: 1px solid {INK}66; border-radius: 8px; overflow: hidden; font-size: 13px}}
 .mm-card img {{width: 100%; display: block; image-rendering: pixelated}}
-.mm-card figcaption {{padding: .5em .7em; line-height: 1.35}}
+.mm-card figcaption {{padding: .5em .7em; line-height: 1.35; overflow-wrap: anywhere}}
+.mm-learning-head {{display: flex; flex-wrap: wrap; align-items: center; gap: 2px 1em; line-height: 1.4}}
+.mm-learning input {{flex: 1 1 10em; max-width: 30em; margin: 0; accent-color: {FROZEN}}}
+.mm-learning input[hidden] {{display: none}} .mm-learning b {{display: inline-block; min-width: 5.5em}}
 </style>"""
 """All HTML of the package needs this sheet. Text has the color of the page around it, so every theme is legible."""
 

@@ -162,3 +162,14 @@ def of_one_sample(predictions, samples):
     if others:
         raise ValueError("knows one sample only")
     return {"one": 1.0}
+
+
+def mute():
+    """Generates nothing."""
+    model, processor = small_vlm.build()
+
+    class Mute(small_vlm.SmallVLM):
+        def generate(self, pixels, input_ids, attention_mask, **options):
+            raise ValueError("has no words")
+
+    return Mute(), processor

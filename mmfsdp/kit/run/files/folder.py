@@ -411,19 +411,23 @@ def final_loss(rows: Sequence[Row]) -> float | None:
     return sum(losses) / len(losses) if losses else None
 
 
-class MetricsWriter:
-    """Append rows to a rank's metrics, one JSON line each, visible to readers immediately.
+def drop_rows(path: PathLike, *, after: int) -> None:
+    """Remove the rows of later steps from a file of rows, if there is one: a resumed run does these steps again."""
+    rows = parse_rows(GrowingFile(Path(path)).read())
+    earlier_rows = [row for row in rows if of_types(row, {"step": int}).get("step", 0) <= after]
+    if len(earlier_rows) < len(rows):
+        write_text(path, "".join(json.dumps(row) + "\n" for row in earlier_rows))
 
-    With `after`, rows of later steps are removed first: a resumed run does these steps again.
+
+class RowsWriter:
+    """Append rows to a file, one JSON line each, visible to readers immediately.
+
+    With `after`, rows of later steps are removed first.
     """
 
-    def __init__(self, folder: PathLike, rank: int = 0, *, after: int | None = None):
-        path = metrics_path(folder, rank)
+    def __init__(self, path: PathLike, *, after: int | None = None):
         if after is not None:
-            rows = read_metrics(folder, rank, last_bytes=-1)
-            earlier_rows = [row for row in rows if row.get("step", 0) <= after]
-            if len(earlier_rows) < len(rows):
-                write_text(path, "".join(json.dumps(row) + "\n" for row in earlier_rows))
+            drop_rows(path, after=after)
         self._file = open_own(path, "a+b")
         size = self._file.seek(0, os.SEEK_END)
         self._file.seek(max(0, size - 1))
@@ -433,6 +437,13 @@ class MetricsWriter:
     def write(self, row: Row) -> None:
         """Append one row. Numbers of other libraries become floats."""
         self._file.write(json.dumps(row, default=float).encode() + b"\n")
+
+
+class MetricsWriter(RowsWriter):
+    """Appends rows to a rank's metrics."""
+
+    def __init__(self, folder: PathLike, rank: int = 0, *, after: int | None = None):
+        super().__init__(metrics_path(folder, rank), after=after)
 
 
 EVENT_TYPES: Types = {"time": NUMBER, "step": int, "kind": str, "text": str}
