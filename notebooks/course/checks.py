@@ -72,9 +72,14 @@ def compare(guess: Any, measured: float, unit: str = "") -> None:
     if guess is ...:
         print(f"measured: {measured:,.6g} {unit}  (next time, write a guess down first: that is how it sticks)")
         return
+    print(f"predicted: {guess:,.6g} {unit}   measured: {measured:,.6g} {unit}   {verdict(guess, measured)}")
+
+
+def verdict(guess: float, measured: float) -> str:
+    """How near a guess came: +12%, close."""
     off = (guess - measured) / measured if measured else float(guess != measured)
-    verdict = "spot on" if abs(off) < 0.01 else "close" if abs(off) < 0.25 else "a surprise: read on"
-    print(f"predicted: {guess:,.6g} {unit}   measured: {measured:,.6g} {unit}   {off:+.0%}, {verdict}")
+    words = "spot on" if abs(off) < 0.01 else "close" if abs(off) < 0.25 else "a surprise: read on"
+    return f"{off:+.0%}, {words}"
 
 
 def progress_file() -> Path:

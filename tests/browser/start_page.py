@@ -28,8 +28,12 @@ from course.rendered import render  # noqa: E402
 
 NAME = "00_start_here"
 INTRODUCTION = "when its buttons are pressed. To press them, open it."
-COCKPIT = "The cockpit: choices, what each rank holds and does in a step, and the run on two ranks"
-CAPTIONER = "A picture, the caption that the model writes, and the probability of each word"
+WORDS = {
+    "cockpit": "The cockpit: choices, what each rank holds and does in a step, and the run on two ranks",
+    "guess": "Bars of what each way sends and holds, beside what was guessed",
+    "captioner": "A picture, the caption that the model writes, and the probability of each word",
+}
+"""Cells whose output is a picture on the page -> the picture in words."""
 WINDOW = {"width": 1280, "height": 1080}
 MARGIN = 8
 """Pixels around an element."""
@@ -37,25 +41,34 @@ COLORS = 256
 
 
 def main() -> None:
-    """Run the notebook and write the picture and the page."""
+    """Run the notebook and write its page."""
     with tempfile.TemporaryDirectory() as directory:
         folder, home = Path(directory) / "root", Path(directory) / "home"
         (folder / "notebooks").mkdir(parents=True)
         shutil.copy(FOLDER / f"{NAME}.ipynb", folder / "notebooks")
+        (folder / "notebooks/course").symlink_to(FOLDER / "course")
         with jupyterlab(folder, home) as (address, token), chromium(viewport=WINDOW) as page:
             open_notebook(page, address, token, f"notebooks/{NAME}.ipynb")
             page.evaluate("window.jupyterapp.shell.collapseLeft()")
-            cockpit, captioner = run_notebook(page, folder)
-        (run,) = (folder / "runs").iterdir()
-        write_page(cockpit, captioner, str(run_state(run)), show_captions(run).value)
+            pictures = run_notebook(page, folder)
+        run = folder / "runs/tiny"
+        write_page(pictures, str(run_state(run)), show_captions(run).value)
 
 
-def run_notebook(page: Page, folder: Path) -> tuple[Path, Path]:
-    """Do what the notebook says, and return pictures of the cockpit and of the captioner."""
-    cockpit, captioner = folder / "cockpit.png", folder / "captioner.png"
+def run_notebook(page: Page, folder: Path) -> dict[str, Path]:
+    """Do what the notebook says, and return a picture of each cell of WORDS."""
+    pictures = {cell: folder / f"{cell}.png" for cell in WORDS}
     for cell in ("parameters", "cockpit"):
         run_cell(page, cell)
     expect(page.locator(".mm-cockpit-figures", has_text="peak, longest texts")).to_be_visible()
+    run_cell(page, "guess")
+    guess = page.locator(".mm-guess-first")
+    guess.get_by_role("button", name="KEEP").click()
+    guess.get_by_label("MiB of weights").fill("4")
+    guess.get_by_role("button", name="Look").click()
+    expect(guess.locator(".mm-guess")).to_be_visible()
+    page.wait_for_timeout(2000)  # the bars have grown
+    keep(page, ".mm-guess-first", pictures["guess"])
     page.locator(".mm-cockpit button", has_text="Pin").click()
     page.locator(".mm-choices button", has_text="REPLICATE").click()
     expect(page.locator(".mm-cockpit-figures .mm-less")).to_be_visible()
@@ -63,12 +76,12 @@ def run_notebook(page: Page, folder: Path) -> tuple[Path, Path]:
     page.set_default_timeout(1_800_000)  # a run of hundreds of steps
     run_cell(page, "wait-for-it")
     page.wait_for_timeout(2000)
-    keep(page, ".mm-cockpit", cockpit)
+    keep(page, ".mm-cockpit", pictures["cockpit"])
     run_cell(page, "captions")
     run_cell(page, "captioner")
     page.wait_for_timeout(15_000)
-    keep(page, ".jp-CodeCell:has-text('Captioner(cockpit') .jp-OutputArea-output", captioner)
-    return cockpit, captioner
+    keep(page, ".jp-CodeCell:has-text('Captioner(cockpit') .jp-OutputArea-output", pictures["captioner"])
+    return pictures
 
 
 def keep(page: Page, selector: str, path: Path) -> None:
@@ -89,14 +102,11 @@ def keep(page: Page, selector: str, path: Path) -> None:
         picture.quantize(COLORS).save(path, optimize=True)
 
 
-def write_page(cockpit: Path, captioner: Path, state: str, captions: str) -> None:
-    """Write the notebook as a page of Markdown, with pictures of the cockpit and the captioner."""
-    shown = {
-        "cockpit": html_output(as_image(cockpit.read_bytes(), COCKPIT)),
-        "wait-for-it": nbformat.v4.new_output("stream", text=state),
-        "captions": html_output(captions),
-        "captioner": html_output(as_image(captioner.read_bytes(), CAPTIONER)),
-    }
+def write_page(pictures: dict[str, Path], state: str, captions: str) -> None:
+    """Write the notebook as a page of Markdown, with a picture of each cell of WORDS."""
+    shown = {cell: html_output(as_image(path.read_bytes(), WORDS[cell])) for cell, path in pictures.items()}
+    shown["wait-for-it"] = nbformat.v4.new_output("stream", text=state)
+    shown["captions"] = html_output(captions)
     page = FOLDER / f"rendered/{NAME}.md"
     book = nbformat.read(FOLDER / f"{NAME}.ipynb", as_version=4)
     first = book.cells[0]

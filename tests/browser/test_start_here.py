@@ -5,20 +5,47 @@ import shutil
 import time
 
 import pytest
-from lab import ROOT, chromium, open_notebook, press, run_cell, shot
+from lab import ROOT, chromium, open_notebook, press, run_cell, serious_findings, shot
 from playwright.sync_api import expect
 
 pytestmark = pytest.mark.real
+
+
+def guess_by_keyboard(page):
+    """Guess which way sends most, and what a rank holds: the bars come after that, beside the guess."""
+    guess = page.locator(".mm-guess-first")
+    bars, held = guess.locator(".mm-guess"), guess.get_by_label("MiB of weights")
+    guess.get_by_role("button", name="SHARD").focus()
+    for key in ("Space", "Tab", "Tab", "Tab"):
+        page.keyboard.press(key)
+    expect(held).to_be_focused()
+    page.keyboard.type("<b>4")
+    for key in ("Tab", "Enter"):
+        page.keyboard.press(key)
+    expect(guess.get_by_role("alert")).to_contain_text("'<b>4' is not a number of MiB")
+    expect(bars).to_have_count(0)
+    held.fill("4")
+    for key in ("Tab", "Enter"):
+        page.keyboard.press(key)
+    expect(bars).to_be_visible()
+    expect(guess.get_by_role("alert")).to_have_count(0)
+    words = guess.get_by_text("Right: SHARD sends most")
+    expect(words).to_contain_text("you said 4 MiB")
+    assert len({bar.bounding_box()["width"] for bar in bars.locator("i").all()}) > 1
+    assert serious_findings(page, ".mm-guess-first") == []
+    shot(page, "guess")
 
 
 def test_choose_plan_launch_watch_caption(lab):
     base, token, folder = lab
     (folder / "notebooks").mkdir()
     shutil.copy(ROOT / "notebooks/00_start_here.ipynb", folder / "notebooks")
+    (folder / "notebooks/course").symlink_to(ROOT / "notebooks/course")
     with chromium(viewport={"width": 1200, "height": 1400}) as page:
         open_notebook(page, base, token, "notebooks/00_start_here.ipynb")
-        for cell in ("parameters", "cockpit"):
+        for cell in ("parameters", "cockpit", "guess"):
             run_cell(page, cell)
+        guess_by_keyboard(page)
         steps = page.locator(".mm-choices").get_by_label("steps", exact=True)
         steps.fill("60")
         steps.press("Enter")
@@ -43,6 +70,5 @@ def test_choose_plan_launch_watch_caption(lab):
         page.locator(".mm-cards").last.scroll_into_view_if_needed()
         time.sleep(1)
         shot(page, "captions")
-        (run,) = (folder / "runs").iterdir()
-        assert "data:image/png" in (run / "report.html").read_text()
+        assert "data:image/png" in (folder / "runs/tiny/report.html").read_text()
         assert page.problems == []
