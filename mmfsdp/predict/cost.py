@@ -9,6 +9,7 @@ from typing import Any
 from ..core.plan import WITHOUT_LOSS, WrapPlan
 from ..params import Device, TrainParams
 from ..params.in_words import size
+from .data_figures import DataFigures
 from .memory import Memory, memory_at_rest, memory_on_host, step_walk
 from .wire import CollectiveCount, collectives
 
@@ -37,6 +38,8 @@ class Estimate:
     """The batch in words; or why the data were not looked at. `peak` is of the plan's example, the longest texts."""
     batch_shapes: tuple[str, ...] = ()
     """Shapes and dtypes of its tensors."""
+    data: DataFigures | None = None
+    """What the sizes of the run's records say of its batches; None if they were not looked at."""
     on_gpu: bool = False
     """The step may run on a GPU, which needs more memory than the tensors of the peak: see ON_A_GPU."""
     without_loss: bool = False
@@ -95,14 +98,15 @@ class Estimate:
         return "\n".join(lines)
 
     def _of_data(self) -> list[str]:
-        """Return lines on the peak of a batch of the data, beside that of the longest texts."""
+        """Return lines on the peak of a batch of the data, beside that of the longest texts, and on its batches."""
         if not self.batch:
             return []
         lines = ["  this peak is of a batch of the longest texts that data.max_length allows"]
         words = f"of a batch of the data it is not known: {self.batch}"
         if self.batch_peak:
             words = f"with {self.batch} it is {size(self.batch_peak.bytes)}"
-        return lines + textwrap.wrap(words, 80, initial_indent="  ", subsequent_indent="  ")
+        lines += textwrap.wrap(words, 80, initial_indent="  ", subsequent_indent="  ")
+        return lines + (self.data.lines() if self.data else [])
 
 
 def estimate(plan: WrapPlan, train: TrainParams | None = None, *, sources: int = 1) -> Estimate:

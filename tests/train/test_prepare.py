@@ -110,7 +110,8 @@ def test_the_button_and_the_command_write_the_same_plan_and_the_button_counts_no
     monkeypatch.setattr(running, "chosen_params", lambda values: params)
     with pytest.raises(InterruptedError):
         running.run(Namespace())
-    assert plans[0]["estimate"]["batch_peak_bytes"] and "first 8 batches" in plans[0]["estimate"]["batch"]
+    estimate = plans[0]["estimate"]
+    assert estimate["batch_peak_bytes"] and estimate["batch"] == "the largest batch of the run"
     params.to_yaml(tmp_path / "one.yaml")
     monkeypatch.setattr(plan_cache, "record_memory", pytest.fail)  # the plan that a cockpit shows has them
     starter = Starter(RunForm(str(tmp_path / "one.yaml")), show=lambda: None)
@@ -123,10 +124,11 @@ def test_the_button_and_the_command_write_the_same_plan_and_the_button_counts_no
 def test_the_peak_of_a_batch_of_the_data_stands_beside_that_of_the_longest_texts(tmp_path):
     params = tiny_run(tmp_path, **{"train.seed": 3, "launch.ranks": 2, "data.max_length": 30})
     plan, cost = preview(params)
-    model, processor = kept_model(params)
-    stream = batches(params.data, processor, batch_size=2, seed=3)
-    largest = max((next(stream).inputs() for _ in range(8)), key=input_bytes)
-    assert cost.batch == "the largest of the data's first 8 batches"
+    _, processor = kept_model(params)
+    number = params.train.steps * params.train.accumulation
+    streams = [batches(params.data, processor, batch_size=2, seed=3, rank=rank, world_size=2) for rank in range(2)]
+    largest = max((next(stream).inputs() for _ in range(number) for stream in streams), key=input_bytes)
+    assert cost.batch == "the largest batch of the run" and cost.data.covers_run
     assert cost.batch_peak_bytes == peak_of(params, plan, largest)["bytes"] < cost.peak_bytes
     same_shapes = {**largest, "input_ids": largest["input_ids"].flip(0), "labels": largest["labels"].flip(0)}
     assert cost.batch_shapes == tuple(shapes_of(same_shapes)), "by which a rank knows that it has been predicted"
@@ -138,8 +140,6 @@ def test_the_peak_of_a_batch_of_the_data_stands_beside_that_of_the_longest_texts
     alone = params.change(**{"launch.ranks": 1, "train.accumulation": 1})
     one = peak_of(alone, preview(alone)[0], largest)["bytes"]
     assert preview(alone)[1].batch_peak_bytes == one != cost.batch_peak_bytes
-    large = params.change(**{"train.batch_size": 100})
-    assert preview(large)[1].batch == "the data's first batch"
 
 
 def test_a_step_that_takes_more_rows_than_there_are_is_told_before_a_rank_starts(tmp_path):
@@ -174,8 +174,8 @@ def test_data_that_are_not_quick_to_read_are_named_and_leave_the_plan_as_it_is(t
     assert "more than 2 files" in data_batch.slow_to_read(params.data)
     assert "has 100 B" in data_batch.slow_to_read(params.change(**cases["rows.jsonl"]).data)
     assert not data_batch.slow_to_read(load("tiny").data)
-    no_tokenizer = data_batch.data_batch(params, None, PlanCache())
-    assert no_tokenizer.inputs is None and "tokenizer is not on this machine" in no_tokenizer.words
+    no_tokenizer = data_batch.look_at_data(params, None, PlanCache())
+    assert not no_tokenizer.largest and "tokenizer is not on this machine" in no_tokenizer.words
 
 
 def test_a_job_may_be_submitted_from_a_machine_without_the_libraries_and_is_told_unplanned(tmp_path, monkeypatch):

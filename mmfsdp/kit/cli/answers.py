@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ...params.findings import Finding
+from ...predict.data_figures import BatchFigures
 from ..run.files.reasons import Reason
 from ..run.state import ListedRun, RankProgress
 from ..run.trouble import Trouble
@@ -45,6 +46,29 @@ class UnitFigures(Part):
     """Sent by a rank for this unit in an optimizer step."""
 
 
+class DataSizes(Part):
+    """The batches of a run by the texts and the picture headers of its records."""
+
+    records: int
+    """Records that were looked at."""
+    of: int | None
+    """All records to train on; null if unknown."""
+    covers_run: bool
+    """Every batch of the run was looked at."""
+    largest: BatchFigures
+    """The batch of the run with the highest peak."""
+    possible: BatchFigures
+    """The batch with the highest peak that these records could make in another order."""
+    possible_peak_bytes: int
+    """The most that a rank holds in a step with that."""
+    median_tokens: int
+    """Positions of a median micro-batch, padding included."""
+    padding: float
+    """Share of all positions that are padding."""
+    waiting: float
+    """Share of a step's compute in which a rank waits on average for the one with most tokens."""
+
+
 class CostFigures(Part):
     """The cost of a plan on each rank."""
 
@@ -59,9 +83,11 @@ class CostFigures(Part):
     peak_when: str
     """Phase and unit of that peak."""
     batch_peak_bytes: int | None
-    """The same with the largest of the first batches of the data; null where they were not looked at."""
+    """The same with the largest batch of the data; null where they were not looked at."""
     batch: str
     """That batch in words, or why the data were not looked at."""
+    data: DataSizes | None
+    """The batches by the sizes of their records; null where these are not known."""
 
 
 class StepSeconds(Part):

@@ -34,6 +34,7 @@ EXAMPLES = {
         "plan tiny",
         "plan openflamingo_9b --launch.ranks 16 --machine h100-infiniband",
         "plan my.yaml --fsdp.frozen-policy AUTO --fsdp.memory-budget-gib 40",
+        "plan my.yaml --all-data",
     ),
     "fit": (
         "fit openflamingo_9b --machine rtx4090-pcie",
@@ -142,6 +143,8 @@ def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
     command.add_argument(
         "--machine", metavar="NAME", help="also print the seconds of a step, and every mesh, on this machine"
     )
+    about = "look at the text and the picture headers of every record of the data, however long it takes"
+    command.add_argument("--all-data", action="store_true", help=about)
     add_json(command, PlanAnswer)
     add_flags(command, takes_config=True)
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ...core.plan import Unit, WrapPlan
 from ...predict import Estimate, Mesh, Times
-from .answers import CostFigures, LaterPhase, MeshFigures, PlanAnswer, StepSeconds, UnitFigures
+from ...predict.data_figures import DataFigures
+from .answers import CostFigures, DataSizes, LaterPhase, MeshFigures, PlanAnswer, StepSeconds, UnitFigures
 
 
 def plan_answer(plan: WrapPlan, cost: Estimate, rates: str, times: Times | None, meshes: Sequence[Mesh]) -> PlanAnswer:
@@ -62,7 +63,13 @@ def cost_figures(plan: WrapPlan, cost: Estimate) -> CostFigures:
         peak_when=cost.peak_when,
         batch_peak_bytes=cost.batch_peak_bytes,
         batch=cost.batch,
+        data=_data_sizes(cost.data) if cost.data else None,
     )
+
+
+def _data_sizes(data: DataFigures) -> DataSizes:
+    values = {name: getattr(data, name) for name in DataSizes.model_fields if hasattr(data, name)}
+    return DataSizes(**values, possible_peak_bytes=data.possible_peak.bytes)
 
 
 def _seconds(times: Times) -> StepSeconds:

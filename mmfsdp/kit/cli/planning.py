@@ -85,8 +85,8 @@ def plan(values: Namespace) -> int:
     from ..train.ways import ways, ways_table
 
     phases = phases_of(params)
-    sources, found = quick_look(params)
-    plans = [planned_phase(phase, values.machine, sources, found) for phase in phases]
+    sources, found = quick_look(params, all_data=values.all_data)
+    plans = [planned_phase(phase, values.machine, sources, found, all_data=values.all_data) for phase in phases]
     if values.json:
         from .answers import ShardingFigures
         from .plan_answer import later_phase, plan_answer
@@ -124,15 +124,21 @@ class PlannedPhase(NamedTuple):
 
 
 def planned_phase(
-    phase: Phase, machine: str | None, sources: Mapping[str, Splits] | None, found: Sequence[Finding]
+    phase: Phase,
+    machine: str | None,
+    sources: Mapping[str, Splits] | None,
+    found: Sequence[Finding],
+    *,
+    all_data: bool = False,
 ) -> PlannedPhase:
     """Plan a phase of a run; with the name of a machine, also predict its seconds. Raises ParamError.
 
-    sources, found: what `quick_look` returned of the data.
+    sources, found: what `quick_look` returned of the data. all_data: look at the size of every record, however long it
+    takes.
     """
     from ..train.prepare import preview, rates_of, with_notices, with_place
 
-    planned, cost = preview(phase.params, sources)
+    planned, cost = preview(phase.params, sources, **({"most": None} if all_data else {}))
     planned = with_place(with_notices(planned, found), phase.params)
     rates = rates_of(phase.params, planned)
     return PlannedPhase(planned, cost, rates, *on_machine(machine, planned, phase.params))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ...params import DataParams, SourceParams
 from ...params.own import path_of
-from .batch import Batch
+from .batch import Batch, Sample
 from .corrupt import CorruptRecord, first_reasons
 from .open_sources import Splits, open_sources
 from .pictures import stable_hash
@@ -98,6 +99,39 @@ def first_batches(
         yield from islice(encoded, number)
 
 
+def batch_at(
+    params: DataParams,
+    processor: SampleProcessor,
+    data_slice: DataSlice,
+    *,
+    place: str = "data",
+    seed: int = 0,
+    sources: Mapping[str, Splits],
+) -> Batch:
+    """Return the first batch of a slice of one source, as `batches` gives it, in this process.
+
+    Args:
+        params: The sources.
+        processor: Encodes samples.
+        data_slice: Says which batch of which rank; a source with a batch size of its own takes that.
+        place: The source's name in the parameters.
+        seed: Seed of the order of the samples.
+        sources: What `open_sources` gives.
+
+    Raises ValueError if its records are all unusable, and so are others.
+    """
+    return next(iter(_encoded(params, processor, data_slice, seed, sources)[place]))
+
+
+def batch_of(samples: Sequence[Sample], processor: SampleProcessor) -> Batch:
+    """Return the batch of some samples, without those that cannot be used. processor: as `processor_of` gives it."""
+    encoded = []
+    for sample in samples:
+        with suppress(CorruptRecord):
+            encoded.append(processor.encode(sample))
+    return processor.collate(processor.filled(encoded, len(samples)))
+
+
 def _encoded(
     params: DataParams, processor: SampleProcessor, data_slice: DataSlice, seed: int, sources: Mapping[str, Splits]
 ) -> dict[str, _EncodedBatches]:
@@ -105,10 +139,15 @@ def _encoded(
     sizes = params.batch_sizes(data_slice.batch_size)
     encoded = {}
     for i, (name, source) in enumerate(params.sources().items()):
-        own_processor = replace(processor, max_length=source.max_length, augment=source.augment)
+        own_processor = processor_of(processor, source)
         own_slice = replace(data_slice, batch_size=sizes[i])
         encoded[name] = _EncodedBatches(sources[name]["train"], own_processor, own_slice, seed + i, name, source.weight)
     return encoded
+
+
+def processor_of(processor: SampleProcessor, source: DataParams) -> SampleProcessor:
+    """Return the processor as it encodes the samples of a source."""
+    return replace(processor, max_length=source.max_length, augment=source.augment)
 
 
 def place_of(params: SourceParams) -> str:

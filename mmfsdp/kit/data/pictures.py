@@ -7,12 +7,15 @@ import re
 import threading
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -27,6 +30,27 @@ PNG_TEXT = (b"tEXt", b"zTXt", b"iTXt")
 """Types of the chunks of a PNG that hold text."""
 _pixel_limit = threading.Lock()
 """PIL's limit of pixels is a variable of the whole process."""
+FIRST_TURNED = 5
+"""From this EXIF orientation on, width and height change places when a picture is turned upright."""
+_headers_only: ContextVar[bool] = ContextVar("_headers_only", default=False)
+
+
+class PictureHeader(Image.Image):
+    """The size of a picture, upright, whose pixels are not read."""
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        super().__init__()
+        self._size, self._mode = size, "RGB"  # as PIL's documentation says for images that are not loaded
+
+
+@contextmanager
+def headers_only() -> Iterator[None]:
+    """Make `open_picture` return a `PictureHeader` in this block and thread: decoding takes most of a record's time."""
+    token = _headers_only.set(True)
+    try:
+        yield
+    finally:
+        _headers_only.reset(token)
 
 
 def open_picture(
@@ -39,15 +63,20 @@ def open_picture(
     """Return a picture decoded, upright and as RGB, from a file, its bytes or PIL. Raises CorruptRecord with that name.
 
     A picture of more pixels than `max_megapixels` is refused before it is decoded: a file of some KB may unpack to GBs.
-    value_range: see `to_rgb`.
+    value_range: see `to_rgb`. In a block of `headers_only` only the size is read.
     """
     content = b""
     try:
         if isinstance(source, Image.Image):
             _check_size(source, max_megapixels)
+            if _headers_only.get():
+                return _header(source)
             return to_rgb(ImageOps.exif_transpose(source), value_range)
+        if _headers_only.get() and isinstance(source, Path):
+            with source.open("rb") as file:  # not the whole file
+                return _decode(file, max_megapixels, value_range)
         content = source if isinstance(source, bytes) else source.read_bytes()
-        return _decode(content, max_megapixels, value_range)
+        return _decode(io.BytesIO(content), max_megapixels, value_range)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         pixels = re.search(r"(\d+) pixels", str(error))
         size = f"{int(pixels[1]) / 1e6:.4g} megapixels" if pixels else "too many pixels"
@@ -68,7 +97,7 @@ def _check_size(image: Image.Image, max_megapixels: float) -> None:
         raise Image.DecompressionBombError(f"Image size ({pixels} pixels) exceeds limit")
 
 
-def _decode(content: bytes, max_megapixels: float, value_range: Sequence[float]) -> Image.Image:
+def _decode(file: BinaryIO, max_megapixels: float, value_range: Sequence[float]) -> Image.Image:
     """Return a picture upright and as RGB. Raises whatever PIL raises."""
     with _pixel_limit, warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -76,18 +105,29 @@ def _decode(content: bytes, max_megapixels: float, value_range: Sequence[float])
         pil_limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, round(max_megapixels * 1e6)
         try:
             try:
-                return _upright(content, value_range)
+                return _upright(file, value_range)
             except ValueError as error:
                 if "MAX_TEXT" not in str(error):
                     raise
                 # PIL refuses more than 1 MB of text in a PNG, such as the workflow of a generator of pictures.
-                return _upright(without_text(content), value_range)
+                file.seek(0)
+                return _upright(io.BytesIO(without_text(file.read())), value_range)
         finally:
             Image.MAX_IMAGE_PIXELS = pil_limit
 
 
-def _upright(content: bytes, value_range: Sequence[float]) -> Image.Image:
-    with Image.open(io.BytesIO(content)) as image:
+def _header(image: Image.Image) -> PictureHeader:
+    """Return the size of an opened picture, upright, without reading its pixels."""
+    # The method of PNG, `image.getexif()`, decodes the picture to look behind it.
+    orientation = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
+    width, height = image.size
+    return PictureHeader((height, width) if orientation >= FIRST_TURNED else (width, height))
+
+
+def _upright(file: BinaryIO, value_range: Sequence[float]) -> Image.Image:
+    with Image.open(file) as image:
+        if _headers_only.get():
+            return _header(image)
         is_color = is_deep_color(image)
         if is_color and value_range:
             words = (
@@ -117,6 +157,8 @@ def to_rgb(image: Image.Image, value_range: Sequence[float] = ()) -> Image.Image
 
     value_range: the values of a picture of more than 8 bits that become black and white; empty for the default.
     """
+    if isinstance(image, PictureHeader):
+        return image
     if image.mode == "RGB" and "transparency" not in image.info:
         image.load()
         return image

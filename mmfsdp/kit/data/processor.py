@@ -17,6 +17,7 @@ from ...params import ParamError
 from .batch import IGNORE, IMAGE, Batch, Sample
 from .corrupt import CorruptRecord
 from .pictures import to_tensor
+from .sample_size import SampleSize, picture_sizes
 
 END_OF_CHUNK = "<|endofchunk|>"
 PAD = "<pad>"
@@ -106,6 +107,13 @@ class SampleProcessor(ABC):
         """
         return mask if self.mask_padding and not bool(mask.all()) else None
 
+    def measure(self, sample: Sample) -> SampleSize | None:
+        """Return the size of a sample in a batch; its pictures may be headers. None if nobody knows it.
+
+        Raises CorruptRecord for a sample that its size makes unusable.
+        """
+        return None
+
     @abstractmethod
     def prompts(self, samples: Sequence[Sample]) -> Batch:
         """Return a batch of prompts to generate from, left-padded, without labels. Raises CorruptRecord."""
@@ -181,6 +189,18 @@ class Processor(SampleProcessor):
 
     def encode(self, sample: Sample, *, seed: int | None = None) -> EncodedSample:
         """Return one sample, encoded; `seed` drives the augmentation (default: none). Raises CorruptRecord."""
+        ids, labels, length = self._row(sample)
+        seed = seed if self.augment else None
+        return self._with_pictures(sample, ids, labels, truncated=length > self.max_length, seed=seed)
+
+    def measure(self, sample: Sample) -> SampleSize:
+        """Return the length of its row and the number of its pictures. Raises CorruptRecord."""
+        ids, _, _ = self._row(sample)
+        count, cut = self._whole_pictures(ids)
+        return SampleSize(len(ids) - cut, count * self.picture_tokens, sample.label, picture_sizes(sample))
+
+    def _row(self, sample: Sample) -> tuple[list[int], list[int], int]:
+        """Return ids and labels, cut at max_length, and their length before. Raises CorruptRecord."""
         ids: list[int] = []
         labels: list[int] = []
         for prompt, text in self._turns(sample):
@@ -193,8 +213,7 @@ class Processor(SampleProcessor):
         if all(label == IGNORE for label in labels):
             message = f"has no token to learn from in its first {self.max_length} of {length}; "
             raise CorruptRecord(sample.name, message + "raise max_length or shorten the prompt")
-        seed = seed if self.augment else None
-        return self._with_pictures(sample, ids, labels, truncated=length > self.max_length, seed=seed)
+        return ids, labels, length
 
     def collate(self, samples: Sequence[EncodedSample], *, left: bool = False) -> Batch:
         """Pad samples to one length and one number of pictures."""
@@ -248,11 +267,15 @@ class Processor(SampleProcessor):
             ids += [token] * (self.picture_tokens if token == self.image_id else 1)
         return ids
 
+    def _whole_pictures(self, ids: list[int]) -> tuple[int, int]:
+        """Return the number of pictures that ids announce in full, and the tokens of one that is cut."""
+        return divmod(ids.count(self.image_id), self.picture_tokens)
+
     def _with_pictures(
         self, sample: Sample, ids: list[int], labels: list[int], *, truncated: bool = False, seed: int | None = None
     ) -> EncodedSample:
         """Return a sample with the pictures that its ids still announce in full."""
-        count, cut = divmod(ids.count(self.image_id), self.picture_tokens)
+        count, cut = self._whole_pictures(ids)
         end = len(ids) - cut  # drop a picture that max_length has cut
         pictures = []
         for i, image in enumerate(sample.images[:count]):

@@ -28,6 +28,7 @@ from ...params.run import with_cluster
 from ...params.variables import with_variables
 from ...planning import make_plan
 from ...predict import Estimate, estimate
+from ...predict.memory import Memory
 from ...predict.memory_events import with_memory_events, with_recording
 from ...predict.plan_cache import PlanCache
 from ..data import open_sources
@@ -43,7 +44,8 @@ from ..run.own_code import sources_of
 from ..run.rank_count import with_ranks
 from ..run.slurm.site import settled
 from ..run.start import check_place
-from .data_batch import data_batch, why_slow_to_read
+from .data_batch import DataBatch, look_at_data, why_slow_to_read
+from .data_sizes import RECORDS, data_figures
 from .features import check_cache
 from .handed_plan import model_digest, sealed, shapes_of
 from .learning_rates import rate_groups, rates_line, spell_out_rates, try_schedule
@@ -132,7 +134,8 @@ def prepare_phase(
     try_metrics(params, model, processor, sources)
     if activations or not plan.memory_events:
         for complete, its_cost in stages:
-            plan, cost = replace(complete, lint=plan.lint), its_cost
+            of_data = its_cost.data.findings() if its_cost.data else ()
+            plan, cost = replace(complete, lint=(*plan.lint, *of_data)), its_cost
             if not activations:  # the ranks need the memory events, and take them from here
                 break
     return Prepared(params, plan, cost, rates_of(params, plan), model=model_digest(model))
@@ -149,19 +152,23 @@ def check_rates_have_effect(params: RunParams, *phases: Prepared) -> None:
             raise ParamError("train.lr_for", f"{pattern!r} matches nothing that trains in any phase; remove it")
 
 
-def preview(params: RunParams, sources: Mapping[str, Splits] | None = None) -> tuple[WrapPlan, Estimate]:
+def preview(
+    params: RunParams, sources: Mapping[str, Splits] | None = None, *, most: int | None = RECORDS
+) -> tuple[WrapPlan, Estimate]:
     """Return the plan of a run and its cost per rank, whatever the lint finds; see `previews`."""
-    return list(previews(params, sources))[-1]
+    return list(previews(params, sources, most=most))[-1]
 
 
-def quick_look(params: RunParams) -> tuple[dict[str, Splits] | None, list[Finding]]:
+def quick_look(
+    params: RunParams, *, all_data: bool = False
+) -> tuple[dict[str, Splits] | None, list[Finding]]:
     """Return the sources of a run, opened, and the notices on them; None and no notices of data that are not opened.
 
-    Only data that are quick to read are opened, and those that the plan needs. A plan stands without the others: its
-    cost says why they were not looked at.
+    Only data that are quick to read are opened, and those that the plan needs; with all_data, also all others. A plan
+    stands without them: its cost says why they were not looked at.
     """
     params = with_variables(params)
-    if why_slow_to_read(params.data) and not kind_of(params.model).example_of_data:
+    if not all_data and why_slow_to_read(params.data) and not kind_of(params.model).example_of_data:
         return None, []
     try:
         sources = opened(params)
@@ -171,13 +178,18 @@ def quick_look(params: RunParams) -> tuple[dict[str, Splits] | None, list[Findin
 
 
 def previews(
-    params: RunParams, sources: Mapping[str, Splits] | None = None, *, for_auto: bool = False
+    params: RunParams,
+    sources: Mapping[str, Splits] | None = None,
+    *,
+    for_auto: bool = False,
+    most: int | None = RECORDS,
 ) -> Iterator[tuple[WrapPlan, Estimate]]:
     """Yield the plan and its cost: first without memory events, then with them where they can be recorded, then also
     with the peak of a batch of the run's own data where they can be looked at, or with the reason why not.
 
-    sources: what `open_sources` gives, if they are open. The newest models and recordings are kept, since other
-    choices change more often. for_auto: after the last plan, trace what AUTO needs, so that it is quick when chosen.
+    sources: what `open_sources` gives, if they are open. most: the most records of each source to look at, None for
+    all. The newest models and recordings are kept, since other choices change more often. for_auto: after the last
+    plan, trace what AUTO needs, so that it is quick when chosen.
     """
     params = with_ranks(with_variables(params))
     params = params.change(launch=with_cluster(params.launch))
@@ -190,7 +202,8 @@ def previews(
     if not plan.memory_events:  # AUTO has needed them
         plan = with_recording(plan, cache.record(model, plan, example))
         yield plan, cost_of(plan, params)
-    yield plan, with_data_peak(plan, cost_of(plan, params), params, sources)
+    cost = with_data_peak(plan, cost_of(plan, params), params, sources, most=most)
+    yield replace(plan, lint=(*plan.lint, *(cost.data.findings() if cost.data else ()))), cost
     if for_auto and plan.rules.shards:
         with suppress(ValueError):  # AUTO itself says what is wrong, when it is chosen
             cache.group(quantized_copy(model, params.fsdp), params.fsdp, example)
@@ -345,23 +358,45 @@ def cost_of(plan: WrapPlan, params: RunParams) -> Estimate:
 
 
 def with_data_peak(
-    plan: WrapPlan, cost: Estimate, params: RunParams, sources: Mapping[str, Splits] | None = None
+    plan: WrapPlan,
+    cost: Estimate,
+    params: RunParams,
+    sources: Mapping[str, Splits] | None = None,
+    *,
+    most: int | None = RECORDS,
 ) -> Estimate:
-    """Return the cost of a run's plan with the peak of the largest of the first batches of its data.
+    """Return the cost of a run's plan with the peak of the largest batch of its data.
 
     A plan's own peak is of the longest texts, which may not occur. sources: what `open_sources` gives, if they are
-    open.
+    open. most: see `look_at_data`.
     """
     model, processor, cache = kept_with_cache(params)
-    inputs, words = data_batch(params, processor, cache, sources)
-    if inputs is None:
-        return replace(cost, batch=words)
+    look = look_at_data(params, processor, cache, sources, most=most)
+    if not look.largest:
+        return replace(cost, batch=look.words)
+
+    def with_peak(batch: DataBatch) -> tuple[DataBatch, Memory]:
+        recording = cache.record(quantized_copy(model, params.fsdp), plan, batch.inputs)
+        peak = cost_of(with_recording(plan, recording), params).peak
+        assert peak is not None
+        return batch, peak
+
     try:
-        recording = cache.record(quantized_copy(model, params.fsdp), plan, inputs)
+        largest, peak = max(map(with_peak, look.largest), key=_bytes_of_peak)
+        possible = max(map(with_peak, look.possible), key=_bytes_of_peak) if look.possible else None
     except ValueError as error:
+        words = look.words or "the largest batch"
         return replace(cost, batch=f"the peak of {words} is not known: {error}")
-    peak = cost_of(with_recording(plan, recording), params).peak
-    return replace(cost, batch_peak=peak, batch=words, batch_shapes=tuple(shapes_of(inputs)))
+    shapes = tuple(shapes_of(largest.inputs))
+    data = None
+    if possible is not None and largest.figures is not None and possible[0].figures is not None:
+        data = data_figures(params, plan, look.batches, largest.figures, possible[0].figures, possible[1])
+    words = look.words if data is None else data.words
+    return replace(cost, batch_peak=peak, batch=words, batch_shapes=shapes, data=data)
+
+
+def _bytes_of_peak(batch_and_peak: tuple[DataBatch, Memory]) -> int:
+    return batch_and_peak[1].bytes
 
 
 def peak_of(params: RunParams, plan: WrapPlan, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -178,12 +178,16 @@ class IndexedSource(Source):
                 if self.length is not None:
                     epoch, offset = divmod(position, self.length)
                     if epoch != order_epoch:
-                        order, order_epoch = epoch_order(self.length, self.seed, epoch, self.resample), epoch
-                        if self.blocks:
-                            order = self.blocks.rearranged(order, self.seed, epoch)
+                        order, order_epoch = self.order(epoch), epoch
                     index = int(order[offset])
                 batch.append(at_epoch(self._at(index, position), epoch))
             yield batch
+
+    def order(self, epoch: int) -> np.ndarray:
+        """Return the indices (length,) of an epoch's records, in the order in which they are taken."""
+        assert self.length is not None
+        order = epoch_order(self.length, self.seed, epoch, self.resample)
+        return self.blocks.rearranged(order, self.seed, epoch) if self.blocks else order
 
     def _at(self, index: int, position: int) -> Loaded:
         """Return a record, which stands at that position in the stream."""

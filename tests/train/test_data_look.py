@@ -1,0 +1,92 @@
+"""The largest batch of the data is known before a launch: it is the one that is largest when all batches are made."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny_run import tiny_run
+
+from mmfsdp.kit.data.loader import batches
+from mmfsdp.kit.train import data_batch
+from mmfsdp.kit.train.prepare import kept_model, opened, peak_of, prepare, preview
+from mmfsdp.params import RunParams
+from tests.tiny_vlms import save_vlm
+
+GIANT = 17
+
+
+def conversations(folder, number=40) -> RunParams:
+    """A run over pictures of one size but one, which has more than ten times the tokens of the others."""
+    save_vlm("qwen2_5_vl", folder / "model")
+    rows = []
+    for i in range(number):
+        Image.new("RGB", (220, 110) if i == GIANT else (56, 28 + 14 * (i % 3))).save(folder / f"{i}.png")
+        turns = [{"from": "human", "value": "<image>" + "x" * (i % 5)}, {"from": "gpt", "value": "ok"}]
+        rows.append({"id": i, "image": f"{i}.png", "conversations": turns})
+    (folder / "rows.json").write_text(json.dumps(rows))
+    return RunParams(
+        model={"kind": "transformers", "name": str(folder / "model")},
+        data={"source": "json", "path": str(folder / "rows.json"), "max_length": 400},
+        train={"steps": 5, "batch_size": 2, "accumulation": 2, "seed": 5, "device": "cpu"},
+        launch={"folder": str(folder / "runs"), "ranks": 2},
+    )
+
+
+def texts(folder, number=11) -> RunParams:
+    """A run over pictures of which one has a longer text than others."""
+    params = tiny_run(folder, **{"data.max_length": 30, "launch.ranks": 2, "train.seed": 3, "data.augment": False})
+    lines = (folder / "pictures/metadata.jsonl").read_text().splitlines()
+    row = json.loads(lines[4])
+    row["text"] += " a red circle" * 5
+    (folder / "pictures/metadata.jsonl").write_text("\n".join([*lines[:4], json.dumps(row), *lines[5:]]))
+    return params
+
+
+@pytest.mark.parametrize("make, giant", [(conversations, f"rows.json:{GIANT}"), (texts, "4.png")])
+def test_the_largest_batch_is_the_one_with_the_highest_peak_of_all_that_a_run_takes(make, giant, tmp_path):
+    params = make(tmp_path)
+    plan, cost = preview(params)
+    data, train, ranks = cost.data, params.train, params.launch.ranks
+    assert data.covers_run and cost.batch == "the largest batch of the run"
+
+    _, processor = kept_model(params)
+    length = params.data.max_length
+    processor = replace(processor, max_length=length)
+    peaks, tokens, padded = {}, 0, np.zeros((train.steps * train.accumulation, ranks))
+    for rank in range(ranks):
+        stream = batches(
+            params.data, processor, batch_size=train.batch_size, rank=rank, world_size=ranks, seed=train.seed
+        )
+        for micro_step in range(train.steps * train.accumulation):
+            batch = next(stream)
+            inputs = batch.inputs()
+            step = micro_step // train.accumulation + 1
+            peak = peak_of(params, plan, inputs)["bytes"]
+            peaks[step, rank] = max(peak, peaks.get((step, rank), 0))
+            mask = inputs.get("attention_mask")
+            tokens += batch.input_ids.numel() if mask is None else int(mask.sum())
+            padded[micro_step, rank] = batch.input_ids.numel()
+    assert cost.batch_peak_bytes == max(peaks.values())
+    assert peaks[data.largest.step, data.largest.rank] == cost.batch_peak_bytes
+    assert data.largest.longest[0].name.startswith(giant) and giant in str(cost)
+    assert data.padding == pytest.approx(1 - tokens / padded.sum())
+    assert data.waiting == pytest.approx(1 - padded.mean(axis=1).sum() / padded.max(axis=1).sum())
+    assert data.possible_peak.bytes >= cost.batch_peak_bytes
+    [found] = [finding for finding in plan.lint if finding.code == "outsize-records"]
+    assert giant in found.message and prepare(params, activations=True).cost == cost
+
+
+def test_a_sample_of_the_data_says_that_it_is_one_and_all_data_are_read_if_asked(tmp_path, monkeypatch):
+    params = texts(tmp_path).change(**{"train.steps": 40})
+    monkeypatch.setattr(data_batch, "MAX_ENTRIES", 2)  # as of a folder that only a launch reads
+    assert preview(params)[1].data is None
+    whole = preview(params, most=None)[1]
+    assert whole.data.covers_run and whole.data.records == whole.data.of
+    part = data_batch.look_at_data(params, kept_model(params)[1], data_batch.PlanCache(), opened(params), most=5)
+    [few] = part.batches
+    assert few.sized.records == 5 and not few.sized.covers_run
+    assert few.padded.shape == (1, 2), "five records in batches of two for two ranks"
+    shown = " ".join(str(replace(whole, data=replace(whole.data, covers_run=False, records=5))).split())
+    assert "5 of 10 records" in shown and "--all-data reads all" in shown
