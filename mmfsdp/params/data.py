@@ -43,6 +43,20 @@ class SourceParams(Params):
     resample: bool = False
     """An epoch draws shards, or records, with replacement rather than taking each once. Default false."""
 
+    by_length: int = Field(0, ge=0)
+    """Records of similar length that follow each other in the order; a count. Batches then have less padding, and ranks
+    wait less for each other. Set it to a multiple of batch size x ranks. The length of every record is measured before
+    the first step, from its text and picture headers; an order is a function of the seed and the lengths, so that a
+    resumed run goes on exactly. Default 0: a random order."""
+
+    longest_first: bool = False
+    """With by_length, the group with the longest record comes first: a run that has too little memory for it fails in
+    its first step. Default false."""
+
+    even_ranks: bool = False
+    """Deal the records of each micro-step to the ranks so that each has about as many tokens. The lengths are measured
+    as for by_length. Default false: in their order."""
+
     min_similarity: float = 0.24
     """Pictures of an interleaved document that match their sentence (matched_sim) by less are left out. Default
     0.24."""
@@ -105,6 +119,9 @@ class SourceParams(Params):
             if field and value is None and self.source is source:
                 words = f"source {source} needs a {field}, such as my_data:read; set it, or another source"
                 raise ParamError(field, words)
+        if self.longest_first and not self.by_length:
+            words = "has no effect without by_length, which makes groups of records of similar length"
+            raise ParamError("longest_first", f"{words}; set by_length to batch size x ranks")
         if self.path is None and self.source.takes.needs_path:
             raise ParamError("path", f"source {self.source} needs a path; set path to your data")
         return self

@@ -29,6 +29,8 @@ class SourceTakes:
 
 
 FILES = ("path", "heldout", "picture_range")
+ARRANGED = ("by_length", "longest_first", "even_ranks")
+"""Fields of sources whose records can be read in any order."""
 
 
 class DataSource(Choice):
@@ -47,13 +49,13 @@ class DataSource(Choice):
         "folder",
         "A folder of pictures with metadata.jsonl or .csv (imagefolder), with 1.txt beside 1.png, or in class folders.",
         "mmfsdp.kit.data.sources.records:open_records",
-        SourceTakes((*FILES, "pictures")),
+        SourceTakes((*FILES, *ARRANGED, "pictures")),
     )
     JSON = (
         "json",
         "Rows in .json (LLaVA, COCO captions), .jsonl, .csv or .tsv files, also .gz.",
         "mmfsdp.kit.data.sources.records:open_records",
-        SourceTakes((*FILES, "pictures")),
+        SourceTakes((*FILES, *ARRANGED, "pictures")),
     )
     WEBDATASET = (
         "webdataset",
@@ -65,20 +67,20 @@ class DataSource(Choice):
         "parquet",
         "Rows of .parquet files, with the pictures inside or beside them. Needs mmfsdp[parquet].",
         "mmfsdp.kit.data.sources.records:open_records",
-        SourceTakes((*FILES, "pictures")),
+        SourceTakes((*FILES, *ARRANGED, "pictures")),
     )
     HUB = (
         "hub",
         "A data set of the Hugging Face hub, or a folder of its save_to_disk. Needs mmfsdp[hub].",
         "mmfsdp.kit.data.sources.hub:open_hub",
-        SourceTakes((*FILES, "pictures"), elsewhere="the hub is not asked before a launch"),
+        SourceTakes((*FILES, *ARRANGED, "pictures"), elsewhere="the hub is not asked before a launch"),
     )
     OWN = (
         "own",
         "Your own code: what the import path `reader` gives.",
         "mmfsdp.kit.data.sources.reader:open_reader",
         SourceTakes(
-            ("picture_range",),
+            ("picture_range", *ARRANGED),
             chosen_by="reader",
             gives_rows=True,
             elsewhere="your own reader is not called before a launch",

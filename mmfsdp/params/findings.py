@@ -16,7 +16,8 @@ SKIPPED_ROWS = "skipped-rows"
 PICTURE_VALUES = "picture-values"
 FEW_ROWS = "few-rows"
 CUT_TEXTS = "cut-texts"
-OF_DATA = (UNKNOWN_WORDS, SKIPPED_ROWS, PICTURE_VALUES, FEW_ROWS, CUT_TEXTS)
+BY_LENGTH = "by-length"
+OF_DATA = (UNKNOWN_WORDS, SKIPPED_ROWS, PICTURE_VALUES, FEW_ROWS, CUT_TEXTS, BY_LENGTH)
 """Codes of the warnings about data, which kit/train/notices.py gives."""
 
 

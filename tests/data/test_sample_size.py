@@ -8,8 +8,8 @@ from material import CLIP_MEAN, CLIP_STD, make_tokenizer, picture_bytes
 from PIL import Image
 
 from mmfsdp.kit.data import CorruptRecord, MultimodalProcessor, Processor, Sample
+from mmfsdp.kit.data.picture_rule import PictureRule
 from mmfsdp.kit.data.pictures import PictureHeader, headers_only, open_picture
-from mmfsdp.kit.data.sample_size import PictureRule
 from mmfsdp.kit.models.build import build_model
 from mmfsdp.params import ModelParams
 from tests.tiny_vlms import FAMILIES, save_vlm

@@ -230,6 +230,9 @@ class Batch:
     truncated: int = 0
     """Samples that were cut to max_length."""
 
+    padded: int = 0
+    """Positions of `input_ids` that are padding."""
+
     loss_positions: Tensor | None = None
     """(R,) int64: the positions that predict a label, as `loss_positions` of core/token_loss.py gives them; the head
     then computes nothing for others. None for a model that computes all logits."""

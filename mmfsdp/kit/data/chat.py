@@ -21,9 +21,10 @@ from ...params import ParamError
 from .batch import ASSISTANT, IGNORE, IMAGE, QUESTION, SYSTEM, USER, Batch, Message, Sample
 from .corrupt import CorruptRecord
 from .media import own_media_tokens
+from .picture_rule import PictureRule, text_tokens
 from .pictures import to_rgb
 from .processor import SampleProcessor, check_placeholders
-from .sample_size import PictureRule, SampleSize, picture_sizes, text_tokens
+from .sample_size import SampleSize, picture_sizes
 
 BEFORE_QUESTION, AFTER_QUESTION = QUESTION.split("{}")
 BLANK = Sample.of(IMAGE, "blank", (Image.new("RGB", (56, 56)),), "a blank picture")
@@ -237,7 +238,8 @@ class ChatProcessor(SampleProcessor):
         for key, tensor in values.items():
             is_of_tokens = tensor.shape[:2] == labels.shape
             media[key] = tensor[:, :limit] if is_of_tokens else tensor
-        ids, mask = media.pop("input_ids"), self.needed_mask(media.pop("attention_mask"))
+        ids, whole_mask = media.pop("input_ids"), media.pop("attention_mask")
+        mask = self.needed_mask(whole_mask)
         on_host = frozenset[str]()
         if self.given_values is not None:
             media |= self.given_values({"input_ids": ids, "attention_mask": mask, **media})
@@ -245,7 +247,9 @@ class ChatProcessor(SampleProcessor):
         batch = ChatBatch(
             ids, mask, labels[:, :limit], media, truncated=truncated, samples=len(samples), on_host=on_host
         )
-        return replace(batch, loss_positions=self.loss_positions(labels[:, :limit]))
+        return replace(
+            batch, padded=int((whole_mask == 0).sum()), loss_positions=self.loss_positions(labels[:, :limit])
+        )
 
     def _collate_without(self, samples: Sequence[ChatSample], skipped: dict[str, str]) -> ChatBatch:
         batch = self.collate([sample for sample in samples if sample.label not in skipped])

@@ -18,6 +18,7 @@ from .corrupt import CorruptRecord, first_reasons
 from .open_sources import Splits, open_sources
 from .pictures import stable_hash
 from .processor import SampleProcessor
+from .record_sizes import add_lengths
 from .sources.stream import DataSlice, Loaded, Source
 from .worker_processes import worker_context
 
@@ -141,6 +142,7 @@ def _encoded(
     for i, (name, source) in enumerate(params.sources().items()):
         own_processor = processor_of(processor, source)
         own_slice = replace(data_slice, batch_size=sizes[i])
+        add_lengths(sources[name]["train"], own_processor, name)
         encoded[name] = _EncodedBatches(sources[name]["train"], own_processor, own_slice, seed + i, name, source.weight)
     return encoded
 

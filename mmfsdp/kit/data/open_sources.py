@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from ...params import DataParams, ParamError, RunParams
 from .processor import SampleProcessor
-from .sources.stream import Source
+from .sources.arrange import Arrange
+from .sources.stream import IndexedSource, Source
 from .value_range import range_notes
 
 Splits = dict[str, Source]
@@ -29,7 +30,7 @@ def open_splits(
     order, nor the number of ranks moves a record to the other split. Records of one picture stay together, except in
     shards. `place` is the source's name in errors. as_given: rows of a person's own reader are not turned into samples,
     for a model of their own. Raises ParamError naming the path if it is missing, empty, or holds
-    no usable record for a split.
+    no usable record for a split, and for an order by lengths where records have no index.
     """
     open_kind: OpenSource = params.source.load()
     takes = params.source.takes
@@ -39,6 +40,11 @@ def open_splits(
     except ParamError as error:
         raise error.under(place) from None
     train = splits["train"]
+    if params.by_length or params.even_ranks:
+        if not isinstance(train, IndexedSource):
+            words = "needs the length of every record before the first step, and these records come one after the other"
+            raise ParamError(f"{place}.{'by_length' if params.by_length else 'even_ranks'}", f"{words}; unset it")
+        train.arrange = Arrange(params.by_length, params.longest_first, params.even_ranks)
     if not takes.draws and not as_given and train.can_be_read_again:
         notes = range_notes(train.loaded(), params.picture_range)
         for split in splits.values():

@@ -232,8 +232,15 @@ class Processor(SampleProcessor):
         truncated = sum(sample.truncated for sample in samples)
         if left:
             return Batch(ids, mask, None, {"vision": vision}, truncated=truncated)
-        media, positions = {"vision": vision}, self.loss_positions(labels)
-        return Batch(ids, self.needed_mask(mask), labels, media, truncated=truncated, loss_positions=positions)
+        return Batch(
+            ids,
+            self.needed_mask(mask),
+            labels,
+            {"vision": vision},
+            truncated=truncated,
+            padded=int((mask == 0).sum()),
+            loss_positions=self.loss_positions(labels),
+        )
 
     def _labels(self, before: list[int], text: list[int]) -> list[int]:
         """Return the text's labels; see the class."""

@@ -41,6 +41,7 @@ CALLBACKS = {
     "utilization": "mmfsdp.kit.train.utilization:training_utilization",
     "held-out loss": "mmfsdp.kit.train.evaluate:training_held_out",
     "learning rates": "mmfsdp.kit.train.step_rows:training_rates",
+    "padding": "mmfsdp.kit.train.step_rows:PaddingMeter",
     "scores": "mmfsdp.kit.train.metrics:training_scores",
     "watched pictures": "mmfsdp.kit.train.watched_pictures:training_pictures",
     "early stop": "mmfsdp.kit.train.early_stop:training_early_stop",

@@ -17,10 +17,11 @@ from ..data.batch import Sample
 from ..data.loader import batch_at, batch_of, first_batches, processor_of
 from ..data.open_sources import Splits, open_splits
 from ..data.processor import SampleProcessor
+from ..data.record_sizes import NoSizes
 from ..data.sources.stream import DataSlice, IndexedSource, Loaded
 from ..models.kinds import kind_of
 from ..run.rank_count import with_ranks
-from .data_sizes import RECORDS, NoSizes, SizedBatches, SizedOrder, sized_order
+from .data_sizes import RECORDS, SizedBatches, SizedOrder, sized_order
 
 MAX_BATCHES, MAX_SAMPLES = 8, 64
 """Batches and samples of each source that are looked at where sizes are not known: it takes less than a second."""
@@ -127,7 +128,7 @@ def _look(
         sizes = params.data.batch_sizes(params.train.batch_size)
         for (place, source), batch_size in zip(params.data.sources().items(), sizes, strict=True):
             sized = _sized(params, source, place, processor, splits, cache, batch_size * ranks, most)
-            own = SizedBatches.of(place, sized, batch_size=batch_size, ranks=ranks)
+            own = SizedBatches.of(place, sized, batch_size=batch_size, ranks=ranks, even_ranks=source.even_ranks)
             batches.append(own)
             largest += _largest(params, own, processor, splits)
             possible += _possible(params, own, processor_of(processor, source), splits)

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from ...core.plan import WrapPlan
-from ...params import RunParams
+from ...params import ParamError, RunParams
 from ...predict.data_figures import BatchFigures, DataFigures, RecordFigures
 from ...predict.memory import Memory
-from ..data.batch import Sample
-from ..data.corrupt import CorruptRecord
 from ..data.pictures import headers_only
 from ..data.processor import SampleProcessor
+from ..data.record_sizes import NoSizes, add_lengths, needs_lengths, size_of
 from ..data.sample_size import SampleSize
+from ..data.sources.arrange import deal_evenly
 from ..data.sources.stream import DataSlice, IndexedSource, Loaded, Source, load_or_corrupt
 
 RECORDS = 1_000
@@ -29,10 +29,6 @@ MAX_POSITIONS = 1 << 22
 """Positions of the stream whose batches are compared; beyond them a run's order is not looked at."""
 LONGEST = 3
 """Records that are named of a batch."""
-
-
-class NoSizes(ValueError):
-    """The sizes of a source's records are not known; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +46,12 @@ class SizedOrder:
     covers_run: bool
     """The positions are all that the run takes."""
 
-    def at_positions(self, name: str) -> np.ndarray:
-        """Return (P,) the field of each position's size; 0 for an unusable record."""
+    def of_records(self, name: str, records: np.ndarray) -> np.ndarray:
+        """Return a field of the size of each record, in the shape of `records`; 0 for an unusable one."""
         values = np.zeros(1 + int(self.order.max(initial=0)), np.int64)
         for record, its_size in self.sizes.items():
             values[record] = getattr(its_size, name)
-        return values[self.order]
+        return values[records]
 
 
 def sized_order(source: Source, processor: SampleProcessor, positions: int, most: int | None) -> SizedOrder:
@@ -69,9 +65,16 @@ def sized_order(source: Source, processor: SampleProcessor, positions: int, most
 
     Raises:
         NoSizes: If the processor cannot tell a size, or no record can be used.
+        ParamError: If the order depends on more records than may be looked at.
     """
     looked = min(positions, MAX_POSITIONS)
     length = source.length if isinstance(source, IndexedSource) else None
+    if isinstance(source, IndexedSource) and needs_lengths(source):
+        assert length is not None
+        if most is not None and length > most:
+            words = f"by_length and even_ranks need the length of all {length:,} records: `mmfsdp plan --all-data`"
+            raise ParamError(source.field, f"{words} reads them")
+        add_lengths(source, processor, source.field)
     if isinstance(source, IndexedSource) and length is not None:
         epochs = [source.order(epoch) for epoch in range(-(-looked // length))]
         order = np.concatenate(epochs)[:looked]
@@ -95,53 +98,36 @@ def sized_order(source: Source, processor: SampleProcessor, positions: int, most
     return SizedOrder(sizes, order, len(indices), length, len(order) == positions)
 
 
-def size_of(item: Loaded, processor: SampleProcessor) -> SampleSize | None:
-    """Return the size of a record, of one with several right answers the largest; None if it is unusable.
-
-    Raises NoSizes if the processor cannot tell.
-    """
-    if isinstance(item, CorruptRecord):
-        return None
-    if not isinstance(item, Sample):
-        raise NoSizes("the model's own processor does not say how long its rows become")
-    largest: SampleSize | None = None
-    for epoch in range(max(len(message.truths) for message in item.messages)):
-        try:
-            its_size = processor.measure(item.for_epoch(epoch))
-        except CorruptRecord:
-            continue
-        if its_size is None:
-            raise NoSizes("the model's own processor does not say how long its rows become")
-        if largest is None or its_size.tokens > largest.tokens:
-            largest = its_size
-    return largest
-
-
 @dataclass(frozen=True)
 class SizedBatches:
     """The batches of a source by the sizes of their records: S micro-steps, W ranks, B samples in a batch."""
 
     place: str
     sized: SizedOrder
+    records: np.ndarray
+    """(S, W, B) the record at each place."""
     tokens: np.ndarray
     """(S, W, B) length of each row, 0 for a record that is left out."""
     visual: np.ndarray
     """(S, W, B) tokens of its pictures."""
 
     @classmethod
-    def of(cls, place: str, sized: SizedOrder, *, batch_size: int, ranks: int) -> SizedBatches:
+    def of(
+        cls, place: str, sized: SizedOrder, *, batch_size: int, ranks: int, even_ranks: bool = False
+    ) -> SizedBatches:
         """Return the batches as they are dealt to the ranks. Raises NoSizes if there is none for each rank."""
-        steps = len(sized.order) // (batch_size * ranks)
+        in_step = batch_size * ranks
+        steps = len(sized.order) // in_step
         if not steps:
             raise NoSizes(f"{len(sized.order):,} records are fewer than a micro-step takes")
-        shape = (steps, ranks, batch_size)
-        whole = steps * ranks * batch_size
-        return cls(
-            place,
-            sized,
-            sized.at_positions("tokens")[:whole].reshape(shape),
-            sized.at_positions("visual")[:whole].reshape(shape),
-        )
+        records = sized.order[: steps * in_step].reshape(steps, in_step)
+        tokens, visual = sized.of_records("tokens", records), sized.of_records("visual", records)
+        dealt = np.arange(in_step).reshape(1, ranks, batch_size).repeat(steps, 0)
+        if even_ranks:
+            dealt = deal_evenly(tokens, ranks)
+        places = dealt.reshape(steps, in_step)
+        arrays = [np.take_along_axis(each, places, 1).reshape(dealt.shape) for each in (records, tokens, visual)]
+        return cls(place, sized, *arrays)
 
     @property
     def padded(self) -> np.ndarray:
@@ -158,9 +144,7 @@ class SizedBatches:
 
     def records_of(self, step: int, rank: int) -> list[SampleSize]:
         """Return the sizes of the usable records of a batch."""
-        _, ranks, batch_size = self.tokens.shape
-        first = (step * ranks + rank) * batch_size
-        chosen = self.sized.order[first : first + batch_size].tolist()
+        chosen = self.records[step, rank].tolist()
         return [self.sized.sizes[record] for record in chosen if record in self.sized.sizes]
 
     def largest_possible(self) -> list[list[int]]:

@@ -52,6 +52,7 @@ from .learning_rates import rates_line, spell_out_rates
 from .loop import take_up, train
 from .notices import notices
 from .optimizer import build_optimizer, build_scaler
+from .record_lengths import measure_lengths
 from .train_state import TrainSetup
 
 if TYPE_CHECKING:
@@ -121,6 +122,8 @@ def train_phase(
     built, processor, weights = build(params)
     beat("opening the data")
     sources = data.sources if data else open_for(processor, params)
+    if data is None:
+        measure_lengths(params, processor, sources, device, beat)
     beat("planning")
     run_plan = plan_of_run(folder, built, params, processor, sources, begin=phase.begin)
     rated = spell_out_rates(built, params)

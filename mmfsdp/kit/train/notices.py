@@ -15,7 +15,16 @@ from PIL import Image
 
 from ...params import RunParams
 from ...params.base import without_controls
-from ...params.findings import CUT_TEXTS, DATA, FEW_ROWS, PICTURE_VALUES, SKIPPED_ROWS, UNKNOWN_WORDS, Finding
+from ...params.findings import (
+    BY_LENGTH,
+    CUT_TEXTS,
+    DATA,
+    FEW_ROWS,
+    PICTURE_VALUES,
+    SKIPPED_ROWS,
+    UNKNOWN_WORDS,
+    Finding,
+)
 from ..data.batch import IMAGE, Sample
 from ..data.chat import NO_SYSTEM, SEVERAL_TURNS
 from ..data.corrupt import CorruptRecord, first_reasons, printable, shorten
@@ -123,7 +132,7 @@ def notices(
         looks: What `look_at` returned of a source, by its place. Others are looked at, but for those that are drawn.
     """
     found: list[Finding] = []
-    few = few_rows(params, data)
+    few, mixed = few_rows(params, data), mixed_groups(params)
     for place, source_params in params.data.sources().items():
         source, look = data[place]["train"], (looks or {}).get(place)
         if look is None:
@@ -136,6 +145,7 @@ def notices(
             PICTURE_VALUES: "; ".join(source.picture_notes) or flat_text(look),
             FEW_ROWS: few.get(place, ""),
             CUT_TEXTS: cut_text(look, f"{place}.max_length", source_params.max_length),
+            BY_LENGTH: mixed.get(place, ""),
         }
         found += [Finding("warning", code, f"{where}: {text}") for code, text in texts.items() if text]
         found += [Finding("note", DATA, f"{where}: {note}") for note in source.notes]
@@ -199,6 +209,22 @@ def few_rows(params: RunParams, data: Mapping[str, Splits]) -> dict[str, str]:
                 f"{rows} rows to train on, and a step takes {in_step} (batch size {size} "
                 f"x accumulation {train.accumulation} x {ranks} ranks), so each step has rows several times; give it "
                 "more rows, or lower train.batch_size, train.accumulation or launch.ranks"
+            )
+    return texts
+
+
+def mixed_groups(params: RunParams) -> dict[str, str]:
+    """Return a text about each source whose groups of similar length do not fit a micro-step, by the source's place."""
+    train, ranks = params.train, with_ranks(params).launch.world_size
+    sizes = params.data.batch_sizes(train.batch_size)
+    texts = {}
+    for (place, source), size in zip(params.data.sources().items(), sizes, strict=True):
+        in_step = size * ranks
+        if source.by_length % in_step:
+            texts[place] = (
+                f"groups of {source.by_length} are no multiple of the {in_step} records of a micro-step (batch "
+                f"size {size} x {ranks} ranks), so some micro-steps have records of two lengths, and ranks wait; set "
+                f"{place}.by_length to {-(-source.by_length // in_step) * in_step}"
             )
     return texts
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from ...core.micro_batch import StepBatch
 from ...core.step import StepMetrics
 from ...params import TrainParams
+from ..data.batch import Batch
 from ..run.error_kinds import with_reason
 from ..run.files.folder import MetricsWriter
 from ..run.files.reasons import SKIPPED_STEPS, Reason
@@ -115,6 +119,25 @@ def training_rates(training: Training) -> LearningRates | None:
     """Return the callback of a training that has learning rates by part, else None."""
     train = training.setup.params.train
     return LearningRates(train) if train.lr_for else None
+
+
+class PaddingMeter(Callback):
+    """Adds the share of this rank's positions that are padding to the row of a step."""
+
+    def __init__(self, training: Training) -> None:
+        self._positions = self._padded = 0
+
+    @contextmanager
+    def around_step(self, step: int, micro_batches: list[StepBatch]) -> Iterator[None]:
+        """Count the positions of a step."""
+        own = [batch for batch in micro_batches if isinstance(batch, Batch)]
+        self._positions = sum(batch.input_ids.numel() for batch in own)
+        self._padded = sum(batch.padded for batch in own)
+        yield
+
+    def after_step(self, step: int) -> dict[str, Any]:
+        """Return the share; nothing for the batches of a processor of one's own."""
+        return {"padding": self._padded / self._positions} if self._positions else {}
 
 
 class MetricsFile(Callback):

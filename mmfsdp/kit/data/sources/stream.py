@@ -17,6 +17,7 @@ from ..batch import Sample
 from ..corrupt import CorruptRecord
 from ..own_random import own_random
 from ..pictures import stable_hash
+from .arrange import Arrange, deal_evenly
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class DataSlice:
         """Return the positions of this rank's batch."""
         first = (step * self.world_size + self.rank) * self.batch_size
         return range(first, first + self.batch_size)
+
+    def of_all_ranks(self, step: int) -> range:
+        """Return the positions of the batches of all ranks."""
+        in_step = self.world_size * self.batch_size
+        return range(step * in_step, (step + 1) * in_step)
 
 
 def load_or_corrupt(load: Callable[..., Sample | GivenRow], *args: Any) -> Loaded:
@@ -160,6 +166,10 @@ class IndexedSource(Source):
     notes: list[str] = field(default_factory=list)
     blocks: Blocks | None = None
     """Records that are read together, and so come near each other in an epoch. None: each is read by itself."""
+    arrange: Arrange | None = None
+    """How records are arranged by their lengths; None: in random order."""
+    lengths: np.ndarray | None = None
+    """(N,) tokens of each record, where `arrange` needs them; they are measured before the first batch."""
     may_be_random: bool = False
     """Loading may draw random numbers: they depend on the place in the stream alone, so that a resumed run has them."""
 
@@ -171,23 +181,34 @@ class IndexedSource(Source):
     def batches(self, data_slice: DataSlice) -> Iterator[list[Loaded]]:
         """Yield the slice's batches, without end."""
         order, order_epoch = np.empty(0, dtype=int), -1
+        is_dealt = self.arrange is not None and self.arrange.even_ranks
         for step in data_slice.steps():
-            batch = []
-            for position in data_slice.positions(step):
+            places = []
+            for position in data_slice.of_all_ranks(step) if is_dealt else data_slice.positions(step):
                 index, epoch = position, 0
                 if self.length is not None:
                     epoch, offset = divmod(position, self.length)
                     if epoch != order_epoch:
                         order, order_epoch = self.order(epoch), epoch
                     index = int(order[offset])
-                batch.append(at_epoch(self._at(index, position), epoch))
-            yield batch
+                places.append((index, epoch, position))
+            if is_dealt:
+                assert self.lengths is not None
+                lengths = self.lengths[[index for index, _, _ in places]]
+                own = deal_evenly(lengths, data_slice.world_size)[data_slice.rank]
+                places = [places[place] for place in own.tolist()]
+            yield [at_epoch(self._at(index, position), epoch) for index, epoch, position in places]
 
     def order(self, epoch: int) -> np.ndarray:
         """Return the indices (length,) of an epoch's records, in the order in which they are taken."""
         assert self.length is not None
         order = epoch_order(self.length, self.seed, epoch, self.resample)
-        return self.blocks.rearranged(order, self.seed, epoch) if self.blocks else order
+        if self.blocks:
+            order = self.blocks.rearranged(order, self.seed, epoch)
+        if self.arrange:
+            assert self.lengths is not None, "measured before the first batch"
+            order = self.arrange.order(order, self.lengths, self.seed, epoch)
+        return order
 
     def _at(self, index: int, position: int) -> Loaded:
         """Return a record, which stands at that position in the stream."""

@@ -371,7 +371,7 @@ def parse_rows(lines: bytes) -> list[Row]:
 
 _METRICS = (
     "time loss heldout_loss grad_norm lr samples tokens samples_per_s tokens_per_s rank_tokens_per_s step_s data_s "
-    "wire_bytes memory_bytes reserved_bytes alloc_retries mfu hfu mfu_6n "
+    "padding wire_bytes memory_bytes reserved_bytes alloc_retries mfu hfu mfu_6n "
     "gpu_use power_w temperature_c"
 )
 METRIC_TYPES: dict[str, Any] = dict.fromkeys(_METRICS.split(), NUMBER)
