@@ -11,9 +11,8 @@ from .memory import Memory
 
 OUTSIZE = 2.0
 """A largest batch of so many times the tokens of the median one is told with the records that make it so."""
-MUCH_WAITING = 0.2
-MUCH_PADDING = 0.4
-"""Above these shares the plan says what helps."""
+MUCH = 0.25
+"""Above this share of padding, or of waiting, the plan says what helps."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +87,12 @@ class DataFigures:
             return "the largest batch of the run"
         return f"the largest batch of the first {self.records:,} records"
 
+    @property
+    def shares(self) -> str:
+        """Return the shares of padding and of waiting as words."""
+        waiting = f"a rank waits on average {self.waiting:.0%} of a step for the one with most tokens"
+        return f"{self.padding:.0%} of all positions are padding; {waiting}"
+
     def lines(self) -> list[str]:
         """Return lines for a table."""
         of = f" of {self.of:,}" if self.of is not None and self.of != self.records else ""
@@ -96,10 +101,7 @@ class DataFigures:
         texts.append(f"largest batch: {self.largest}; longest: {', '.join(map(str, self.largest.longest))}")
         possible = f"largest that another order may have: {self.possible}"
         texts.append(f"{possible}, peak {size(self.possible_peak.bytes)}")
-        texts.append(
-            f"{self.padding:.0%} of all positions are padding; a rank waits on average {self.waiting:.0%} of a step "
-            "for the one with most tokens"
-        )
+        texts.append(self.shares)
         lines = textwrap.wrap(texts[0], WIDTH, subsequent_indent="  ")
         for text in texts[1:]:
             lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
@@ -120,4 +122,8 @@ class DataFigures:
                     "for it: leave out or shrink what is too large, or lower data.max_length",
                 )
             )
+        if self.of is not None and max(self.padding, self.waiting) > MUCH:  # records have an index
+            fix = "data.by_length, a multiple of batch size x ranks, puts records of similar length together, and "
+            fix += "data.even_ranks deals them evenly"
+            found.append(Finding("warning", "uneven-batches", f"{self.shares}; {fix}"))
         return found

@@ -16,6 +16,7 @@ from ...core.plan import WrapPlan
 from ...params import ParamError, RunParams
 from ...predict.data_figures import BatchFigures, DataFigures, RecordFigures
 from ...predict.memory import Memory
+from ..data.corrupt import printable
 from ..data.pictures import headers_only
 from ..data.processor import SampleProcessor
 from ..data.record_sizes import NoSizes, add_lengths, needs_lengths, size_of
@@ -158,7 +159,7 @@ class SizedBatches:
     def figures(self, records: Sequence[SampleSize], **where: Any) -> BatchFigures:
         """Return the figures of a batch. where: its step and rank."""
         longest = sorted(records, key=lambda each: (each.tokens, each.visual), reverse=True)[:LONGEST]
-        named = tuple(RecordFigures(each.label, each.tokens, each.pictures) for each in longest)
+        named = tuple(RecordFigures(printable(each.label), each.tokens, each.pictures) for each in longest)
         visual = sum(each.visual for each in records)
         return BatchFigures(self.place, len(records), longest[0].tokens if longest else 0, visual, named, **where)
 

@@ -62,6 +62,8 @@ def _figures(planned: PlannedRun, machine: str, pinned: PlannedRun | None) -> st
         facts.append(f"Expected: {times.expected} a step, bound by {times.bound}.")
     if cost.batch and cost.batch_peak is None:
         facts.append(f"No peak of a batch of the data: {cost.batch}.")
+    if cost.data:
+        facts.append(f"Largest batch of the data: {cost.data.largest}; {cost.data.shares}.")
     if planned.rates:
         facts.append(planned.rates)
     if planned.params.train.freeze_from:
