@@ -24,7 +24,7 @@ from ..run.rank_count import with_ranks
 from .data_sizes import RECORDS, SizedBatches, SizedOrder, sized_order
 
 MAX_BATCHES, MAX_SAMPLES = 8, 64
-"""Batches and samples of each source that are looked at where sizes are not known: it takes less than a second."""
+"""Batches and samples of each source that are looked at where headers are not enough: it takes less than a second."""
 MAX_BYTES = 200_000_000
 """Bytes of the largest file that is opened for a look before the run."""
 MAX_ENTRIES = 2_000
@@ -162,6 +162,8 @@ def _sized(
     """Return the sizes of a source's records, which do not depend on how batches are made of them."""
     train = splits[place]["train"]
     positions = in_micro_step * params.train.accumulation * params.train.steps
+    if most is not None and source.source.takes.gives_rows:  # a person's reader gives pictures decoded
+        most = MAX_SAMPLES
     records = None if most is None else max(most, in_micro_step)
     key = json.dumps([source.to_dict(), place, params.train.seed, positions, records])
     return cache.keep(key, lambda: sized_order(train, processor_of(processor, source), positions, records))

@@ -137,11 +137,11 @@ class SizedBatches:
 
     def largest(self) -> list[tuple[int, int]]:
         """Return micro-step and rank of the batches that may have the highest peak: by their positions, by pictures."""
-        found = []
-        for load in (self.padded, self.visual.sum(-1)):
-            step, rank = np.unravel_index(int(load.argmax()), load.shape)
-            found.append((int(step), int(rank)))
-        return list(dict.fromkeys(found))
+        padded, visual = self.padded, self.visual.sum(-1)
+        by_positions = _argmax(padded, visual)
+        by_pictures = _argmax(visual, padded)
+        has_more = visual[by_pictures] > visual[by_positions]
+        return [by_positions, by_pictures] if has_more else [by_positions]
 
     def records_of(self, step: int, rank: int) -> list[SampleSize]:
         """Return the sizes of the usable records of a batch."""
@@ -151,10 +151,11 @@ class SizedBatches:
     def largest_possible(self) -> list[list[int]]:
         """Return the records of the batches that may have the highest peak of any: by positions, by pictures."""
         batch_size, sizes = self.tokens.shape[-1], self.sized.sizes
-        found = []
-        for by in (lambda each: (sizes[each].tokens, sizes[each].visual), lambda each: sizes[each].visual):
-            found.append(sorted(sizes, key=by, reverse=True)[:batch_size])
-        return found if set(found[0]) != set(found[1]) else found[:1]
+        by_positions = sorted(sizes, key=lambda each: (sizes[each].tokens, sizes[each].visual), reverse=True)
+        by_pictures = sorted(sizes, key=lambda each: (sizes[each].visual, sizes[each].tokens), reverse=True)
+        found = [by_positions[:batch_size], by_pictures[:batch_size]]
+        visual = [sum(sizes[each].visual for each in records) for records in found]
+        return found if visual[1] > visual[0] else found[:1]
 
     def figures(self, records: Sequence[SampleSize], **where: Any) -> BatchFigures:
         """Return the figures of a batch. where: its step and rank."""
@@ -162,6 +163,12 @@ class SizedBatches:
         named = tuple(RecordFigures(printable(each.label), each.tokens, each.pictures) for each in longest)
         visual = sum(each.visual for each in records)
         return BatchFigures(self.place, len(records), longest[0].tokens if longest else 0, visual, named, **where)
+
+
+def _argmax(load: np.ndarray, then: np.ndarray) -> tuple[int, int]:
+    """Return where `load` (S, W) is largest; of several such places, where `then` is."""
+    step, rank = np.unravel_index(int(np.where(load == load.max(), then, -1).argmax()), load.shape)
+    return int(step), int(rank)
 
 
 def shares(batches: Sequence[SizedBatches], micro_steps: int) -> tuple[float, float]:
