@@ -5,12 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from tiny_run import tiny_run
 
 from mmfsdp.kit.data.loader import batches
+from mmfsdp.kit.data.record_sizes import lengths_of
+from mmfsdp.kit.spawn_ranks import on_ranks
 from mmfsdp.kit.train import data_batch
 from mmfsdp.kit.train.prepare import kept_model, opened, peak_of, prepare, preview
+from mmfsdp.kit.train.record_lengths import measure_lengths
 from mmfsdp.params import RunParams
 from tests.tiny_vlms import save_vlm
 
@@ -90,3 +94,20 @@ def test_a_sample_of_the_data_says_that_it_is_one_and_all_data_are_read_if_asked
     assert few.padded.shape == (1, 2), "five records in batches of two for two ranks"
     shown = " ".join(str(replace(whole, data=replace(whole.data, covers_run=False, records=5))).split())
     assert "5 of 10 records" in shown and "--all-data reads all" in shown
+
+
+def lengths_by_rank(folder) -> list[int]:
+    """Measure the lengths with the other ranks."""
+    params = RunParams.from_yaml(folder / "params.yaml")
+    sources = opened(params)
+    measure_lengths(params, kept_model(params)[1], sources, torch.device("cpu"), lambda text: None)
+    return sources["data"]["train"].lengths.tolist()
+
+
+@pytest.mark.real
+def test_ranks_measure_the_lengths_of_records_together(tmp_path):
+    params = texts(tmp_path).change(**{"data.by_length": 4})
+    params.to_yaml(tmp_path / "params.yaml")
+    source = opened(params)["data"]["train"]
+    alone = lengths_of(source, replace(kept_model(params)[1], max_length=params.data.max_length)).tolist()
+    assert len(set(alone)) > 1 and on_ranks(lengths_by_rank, 2, tmp_path) == [alone, alone]
