@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from tiny_run import tiny_run
+from transformers import AutoProcessor
 
 from mmfsdp.kit.data.loader import batches
 from mmfsdp.kit.data.record_sizes import lengths_of
@@ -24,9 +25,12 @@ GIANT = 17
 def conversations(folder, number=40) -> RunParams:
     """A run over pictures of one size but one, which has more than ten times the tokens of the others."""
     save_vlm("qwen2_5_vl", folder / "model")
+    processor = AutoProcessor.from_pretrained(folder / "model")
+    processor.image_processor.size = {"shortest_edge": 56 * 56, "longest_edge": 1_000_000}
+    processor.save_pretrained(folder / "model")
     rows = []
     for i in range(number):
-        Image.new("RGB", (220, 110) if i == GIANT else (56, 28 + 14 * (i % 3))).save(folder / f"{i}.png")
+        Image.new("RGB", (560, 420) if i == GIANT else (56, 28 + 14 * (i % 3))).save(folder / f"{i}.png")
         turns = [{"from": "human", "value": "<image>" + "x" * (i % 5)}, {"from": "gpt", "value": "ok"}]
         rows.append({"id": i, "image": f"{i}.png", "conversations": turns})
     (folder / "rows.json").write_text(json.dumps(rows))
@@ -65,12 +69,10 @@ def test_the_largest_batch_is_the_one_with_the_highest_peak_of_all_that_a_run_ta
         )
         for micro_step in range(train.steps * train.accumulation):
             batch = next(stream)
-            inputs = batch.inputs()
             step = micro_step // train.accumulation + 1
-            peak = peak_of(params, plan, inputs)["bytes"]
+            peak = peak_of(params, plan, batch.inputs())["bytes"]
             peaks[step, rank] = max(peak, peaks.get((step, rank), 0))
-            mask = inputs.get("attention_mask")
-            tokens += batch.input_ids.numel() if mask is None else int(mask.sum())
+            tokens += batch.input_ids.numel() - batch.padded
             padded[micro_step, rank] = batch.input_ids.numel()
     assert cost.batch_peak_bytes == max(peaks.values())
     assert peaks[data.largest.step, data.largest.rank] == cost.batch_peak_bytes
@@ -78,6 +80,9 @@ def test_the_largest_batch_is_the_one_with_the_highest_peak_of_all_that_a_run_ta
     assert data.padding == pytest.approx(1 - tokens / padded.sum())
     assert data.waiting == pytest.approx(1 - padded.mean(axis=1).sum() / padded.max(axis=1).sum())
     assert data.possible_peak.bytes >= cost.batch_peak_bytes
+    by_step = padded.reshape(train.steps, train.accumulation, ranks).sum(axis=1)
+    _, as_ddp = preview(params.change(**{"fsdp.backend": "DDP"}))  # whose ranks wait once a step
+    assert as_ddp.data.waiting == pytest.approx(1 - by_step.mean(axis=1).sum() / by_step.max(axis=1).sum())
     [found] = [finding for finding in plan.lint if finding.code == "outsize-records"]
     assert giant in found.message and prepare(params, activations=True).cost == cost
 

@@ -205,7 +205,7 @@ def data_figures(
         possible_peak: That peak.
     """
     # Units that are gathered in each micro-step make ranks wait in each, and all others once a step.
-    gathers = any(unit.gathers_forward and unit.reshard_after_forward for unit in plan.sharded_units)
+    gathers = any(unit.gathers_forward and unit.reshard_after_backward for unit in plan.sharded_units)
     padding, waiting = shares(batches, 1 if gathers else params.train.accumulation)
     totals = [each.sized.of for each in batches]
     return DataFigures(
