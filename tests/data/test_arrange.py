@@ -91,8 +91,6 @@ def test_a_run_by_length_continues_exactly_whatever_its_ranks_and_workers_and_pa
         samples = [row[row != processor.pad_id].tolist() for row in batch.input_ids]
         parts = [row[row != processor.pad_id].tolist() for each in (first, second) for row in each.input_ids]
         assert samples == parts
-    by_workers = ids(rows.change(workers=2), 6)
-    assert [batch.input_ids.tolist() for batch in by_workers] == [batch.input_ids.tolist() for batch in ids(rows, 6)]
 
     def padded(params) -> int:
         return sum(batch.padded for batch in ids(params, 30, batch_size=8))
@@ -103,12 +101,23 @@ def test_a_run_by_length_continues_exactly_whatever_its_ranks_and_workers_and_pa
         assert batch.padded == batch.input_ids.numel() - sum(lengths)
 
 
+@pytest.mark.real
+def test_data_workers_know_the_lengths(rows):
+    processor = Processor(make_tokenizer(eos_token="</s>"), 8, CLIP_MEAN, CLIP_STD)
+    found = []
+    for workers in (0, 2):
+        stream = batches(rows.change(workers=workers), processor, batch_size=4, seed=1)
+        found.append([next(stream).input_ids.tolist() for _ in range(6)])
+    assert found[0] == found[1]
+
+
 def test_lengths_that_nobody_can_know_are_refused_by_name(rows, tmp_path, monkeypatch):
     with pytest.raises(ParamError, match="longest_first: has no effect without by_length"):
         rows.change(by_length=0, longest_first=True)
     with pytest.raises(ParamError, match="by_length: .* no effect unless source is"):
         DataParams(by_length=8)
-    (tmp_path / "my_rows.py").write_text("def read():\n    yield from [{'image': '0.png', 'text': 'dog'}] * 9\n")
+    row = {"image": str(tmp_path / "0.png"), "text": "dog"}
+    (tmp_path / "my_rows.py").write_text(f"def read():\n    yield from [{row!r}] * 9\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     own = DataParams(reader="my_rows:read", even_ranks=True)
     with pytest.raises(ParamError, match="data.even_ranks: .* come one after the other"):

@@ -37,7 +37,7 @@ def conversations(folder, number=40) -> RunParams:
     return RunParams(
         model={"kind": "transformers", "name": str(folder / "model")},
         data={"source": "json", "path": str(folder / "rows.json"), "max_length": 400},
-        train={"steps": 5, "batch_size": 2, "accumulation": 2, "seed": 5, "device": "cpu"},
+        train={"steps": 5, "batch_size": 2, "accumulation": 2, "seed": 5, "warmup_steps": 1, "device": "cpu"},
         launch={"folder": str(folder / "runs"), "ranks": 2},
     )
 

@@ -121,7 +121,8 @@ def _header(image: Image.Image) -> PictureHeader:
     # The method of PNG, `image.getexif()`, decodes the picture to look behind it.
     orientation = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
     width, height = image.size
-    return PictureHeader((height, width) if orientation >= FIRST_TURNED else (width, height))
+    is_turned = orientation >= FIRST_TURNED and image.format != "TIFF"  # whose size PIL gives upright
+    return PictureHeader((height, width) if is_turned else (width, height))
 
 
 def _upright(file: BinaryIO, value_range: Sequence[float]) -> Image.Image:
