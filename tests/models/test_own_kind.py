@@ -26,7 +26,7 @@ def toy(tmp_path, monkeypatch):
 def test_a_kind_of_ones_own_is_planned_with_its_data_and_tried_with_few_layers(toy, tmp_path):
     prepared = prepare(toy, activations=True)
     assert [unit.name for unit in prepared.plan.units if "h.3" in unit.name], "all its layers"
-    assert prepared.cost.batch.startswith("the largest of the data's first") and prepared.cost.batch_peak
+    assert prepared.cost.batch.startswith("the largest batch of") and prepared.cost.batch_peak
     assert trial_params(toy, tmp_path).model.build["layers"] == 1
     assert type(kind_of(toy.model)).__name__ == "ToyKind"
     with pytest.raises(ParamError, match="adapter is for model.kind transformers, not own; use from_pretrained"):
