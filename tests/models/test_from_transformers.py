@@ -18,7 +18,6 @@ from mmfsdp.kit.data.corrupt import CorruptRecord
 from mmfsdp.kit.models import build_vision
 from mmfsdp.kit.models.backbones import is_causal
 from mmfsdp.kit.models.build import build_model, freeze_model, open_model
-from mmfsdp.kit.models.transformers_kind import repeated_rows
 from mmfsdp.kit.shapes.small_llava import clip_names
 from mmfsdp.kit.train.prepare import prepare, preview
 from mmfsdp.params import BackboneParams, ModelParams, ParamError, RunParams
@@ -473,17 +472,3 @@ def test_a_misspelled_part_is_refused_with_the_parts(folders):
     chosen = params(folders["llava"], freeze=("languge",))
     with pytest.raises(ParamError, match="model.freeze: 'languge' is no pattern .* vision, projector, language, lora"):
         freeze_model(build_model(chosen, meta=True)[0], chosen)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_large_batch_of_equal_rows_is_made_of_two_as_the_processor_makes_it(folders, family):
-    _, processor = build_model(params(folders[family]), meta=True)
-    sample = Sample.of("<image> <image> which ?", "blank", (picture(56, 56),) * 2, "one")
-    made = [replace(processor, max_length=400)([sample] * size).inputs() for size in (1, 2, 5)]
-    repeated = repeated_rows(made[:2], 5)
-    if repeated is None:
-        assert family.startswith("qwen"), "which is given the sums of its rows' patches"
-        return
-    assert repeated.keys() == made[2].keys()
-    for key, value in made[2].items():
-        assert torch.equal(repeated[key], value) if isinstance(value, torch.Tensor) else repeated[key] == value, key

@@ -12,7 +12,6 @@ from PIL import Image
 from torch import nn
 
 from ...core.plan import WrapPlan
-from ...core.token_loss import LOSS_POSITIONS
 from ...params import GENERATED, ModelParams, ParamError, RunParams
 from ..data.batch import IMAGE, Batch, Sample
 from ..data.chat import BLANK, ChatProcessor
@@ -107,41 +106,18 @@ def _batch_of_chat(processor: ChatProcessor, size: int, pictures: int) -> Batch:
 def _example_of_chat(processor: ChatProcessor, size: int, length: int, pictures: int) -> dict[str, Any]:
     """Return a batch of samples with so many pictures each, padded to the largest length."""
     side = processor.image_size
-    inputs = repeated_rows([_batch_of_chat(processor, rows, pictures).inputs() for rows in (1, 2)], size)
-    if inputs is None:
-        inputs = _batch_of_chat(processor, size, pictures).inputs()
-    needed = inputs["input_ids"].shape[1]
+    batch = _batch_of_chat(processor, size, pictures)
+    needed = batch.input_ids.shape[1]
     if needed > length:
         whose = "a picture" if pictures == 1 else f"{pictures} pictures"
         message = f"{length} is too short for {whose} of {side} x {side}: with the template it has {needed} tokens"
         raise ParamError("data.max_length", f"{message}; raise it")
-    shape = inputs["input_ids"].shape
+    inputs = batch.inputs()
     for key, value in inputs.items():
-        if isinstance(value, torch.Tensor) and value.shape[:2] == shape:
+        if isinstance(value, torch.Tensor) and value.shape[:2] == batch.input_ids.shape:
             inputs[key] = torch.cat([value, *[value[:, -1:]] * (length - needed)], dim=1)  # the last token again
         elif key == "position_ids":  # (3, B, L)
             inputs[key] = torch.cat([value, *[value[..., -1:]] * (length - needed)], dim=-1)
-    return inputs
-
-
-def repeated_rows(batches: list[dict[str, Any]], size: int) -> dict[str, Any] | None:
-    """Return the inputs of a batch of equal rows from those of one and of two such rows; None if they do not tell.
-
-    A processor takes some milliseconds for each picture, and a batch may have thousands.
-    """
-    one, two = batches
-    length = one["input_ids"].shape[1]
-    inputs: dict[str, Any] = {}
-    for key, value in one.items():
-        if not isinstance(value, torch.Tensor) or torch.equal(value, two[key]):
-            inputs[key] = value
-            continue
-        step = length if key == LOSS_POSITIONS else 0  # they count through all rows
-        axes = [i for i, (a, b) in enumerate(zip(value.shape, two[key].shape, strict=True)) if a != b]
-        axis = axes[0] if axes else 0
-        if not torch.equal(torch.cat([value, value + step], dim=axis), two[key]):
-            return None
-        inputs[key] = torch.cat([value + row * step if step else value for row in range(size)], dim=axis)
     return inputs
 
 
