@@ -172,7 +172,3 @@ class DataParams(SourceParams):
             own = {name: getattr(more, name) for name in SourceParams.model_fields}
             sources[f"data.more.{i}"] = self.change(more=(), **own)
         return sources
-
-    def batch_sizes(self, batch_size: int) -> list[int]:
-        """Return the samples of a micro-batch of each source. batch_size: of the first one, `train.batch_size`."""
-        return [batch_size, *(more.batch_size or batch_size for more in self.more)]
