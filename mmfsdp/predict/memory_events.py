@@ -43,6 +43,8 @@ class Recording(NamedTuple):
 
     memory_events: tuple[MemoryEvent, ...]
     work: Work
+    operators: int
+    """Operators that were called, views included: the seconds that a recording takes grow with them."""
     unused: tuple[str, ...]
     """Trainable parameters (first names) without a gradient."""
     reduced_twice: frozenset[int]
@@ -116,7 +118,16 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
     twice, recomputed = frozenset(recorder.reduced_twice), frozenset(recorder.recomputed)
     unused = tuple(recorder.unused)
     losses = frozenset(recorder.torchs_losses)
-    return Recording(tuple(recorder.events), recorder.counter.work, unused, twice, recomputed, without_loss, losses)
+    return Recording(
+        tuple(recorder.events),
+        recorder.counter.work,
+        recorder.operators,
+        unused,
+        twice,
+        recomputed,
+        without_loss,
+        losses,
+    )
 
 
 def with_memory_events(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> WrapPlan:
@@ -163,6 +174,7 @@ class MemoryRecorder(TorchDispatchMode):
         self.plan = plan
         self.events: list[MemoryEvent] = []
         self.counter = WorkCounter(model)
+        self.operators = 0
         self.allocated = self.gradients = self.peak = self.peak_without_grads = 0
         self.storages = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}  # at rest
         for tensor in tensors_of(inputs):
@@ -187,6 +199,7 @@ class MemoryRecorder(TorchDispatchMode):
         kwargs, operator = kwargs or {}, getattr(func, "_overloadpacket", None)
         if operator is ASK_DEVICE:  # most calls of a forward
             return CPU
+        self.operators += 1
         if self.order_by_storage and in_backward():
             for tensor in tensors_of((args, kwargs)):
                 order = self.order_by_storage.get(tensor.untyped_storage()._cdata)

@@ -106,6 +106,17 @@ def test_a_peak_that_is_read_off_lines_is_that_of_a_trace():
     assert traces.on_lines(96, 32, 64).memory_events == traces.trace(96).memory_events
 
 
+def test_a_step_with_an_operator_for_each_picture_is_read_off_lines_where_it_would_be_long():
+    picture = {"tokens": 36, "pixel_values": [1, 3, 48, 48]}
+    solver = Solver(load("tiny_llava").change(**{"model.weights": None, "model.picture": picture}), machine(1e12))
+    traces = Traces(solver, solver.sizes["batch"]())
+    assert traces.trace(8).work.kernels == traces.trace(16).work.kernels, "a slice runs no kernel"
+    assert traces.is_quick(32) and not traces.is_quick(10_000)
+    read_off, traced = traces.on_lines(32, 8, 16), traces.trace(32)
+    for mine, right in zip(read_off.memory_events, traced.memory_events, strict=True):
+        assert mine.peak == pytest.approx(right.peak, rel=1e-6)
+
+
 def test_a_machine_needs_room_beyond_the_tensors():
     gpu = gpu_with(2)
     [answer] = fit(TINY, gpu, "batch").answers

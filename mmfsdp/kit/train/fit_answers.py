@@ -63,7 +63,7 @@ class Answer:
     why_not: str = ""
     """The mistake that one step further is, where memory is not what limits it."""
     read_off: bool = False
-    """The peaks lie on straight lines through two traces, since a trace of this size takes minutes."""
+    """The peaks lie on straight lines through two traces, since a trace of this size may take minutes."""
     ways: tuple[Way, ...] = ()
     """All that were compared, those that send least first."""
 
@@ -129,7 +129,7 @@ class Fit:
         elif answer.further is None and answer.value and not answer.ways:
             lines.append("  nothing further was tried")
         if answer.read_off:
-            words = "read off the straight lines of two smaller traces: one of this size takes minutes"
+            words = "read off the straight lines of two smaller traces: one of this size may take minutes"
             lines += textwrap.wrap(words, WIDTH, initial_indent="  ")
         for way in answer.ways:
             if not way.why_not:

@@ -20,8 +20,9 @@ from .prepare import cost_of, kept_with_cache, plan_run
 
 MAX_GROWTH = 3
 """Times as many operators as the first trace's that a step may have to be traced. Most steps have hardly more operators
-for a larger batch. Qwen2.5-VL's vision encoder calls attention for each window of each picture, so that a trace of a
-large batch takes minutes; its peak is read off the lines of two smaller ones."""
+for a larger batch. Qwen2.5-VL's vision encoder calls attention for each window of each picture, and LLaVA slices each
+picture's features out of the batch's, so that a trace of a large batch may take minutes; its peak is read off the lines
+of two smaller ones."""
 
 
 class RunPlans:
@@ -112,10 +113,10 @@ class Traces:
         """Return whether a step of this size has few enough operators to be traced."""
         if len(self.recordings) < 2 or not self.size.is_linear:
             return True
-        kernels = {steps: recording.work.kernels for steps, recording in self.recordings.items()}
-        least, largest = min(kernels), max(kernels)
-        slope = (kernels[largest] - kernels[least]) / (largest - least)
-        return kernels[least] + slope * (n - least) <= MAX_GROWTH * kernels[least]
+        operators = {steps: recording.operators for steps, recording in self.recordings.items()}
+        least, largest = min(operators), max(operators)
+        slope = (operators[largest] - operators[least]) / (largest - least)
+        return operators[least] + slope * (n - least) <= MAX_GROWTH * operators[least]
 
     def on_lines(self, n: int, low: int, high: int) -> Recording:
         """Return a recording whose events lie on the straight lines through those of two traces, without work."""
