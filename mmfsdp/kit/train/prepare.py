@@ -159,9 +159,7 @@ def preview(
     return list(previews(params, sources, most=most))[-1]
 
 
-def quick_look(
-    params: RunParams, *, all_data: bool = False
-) -> tuple[dict[str, Splits] | None, list[Finding]]:
+def quick_look(params: RunParams, *, all_data: bool = False) -> tuple[dict[str, Splits] | None, list[Finding]]:
     """Return the sources of a run, opened, and the notices on them; None and no notices of data that are not opened.
 
     Only data that are quick to read are opened, and those that the plan needs; with all_data, also all others. A plan
