@@ -139,15 +139,7 @@ def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
 
     add_json(command, NewAnswer)
 
-    command = add(plan, "print what each rank will hold and send; start nothing", usage="[C] [flags]")
-    command.add_argument(
-        "--machine", metavar="NAME", help="also print the seconds of a step, and every mesh, on this machine"
-    )
-    about = "look at the text and the picture headers of every record of the data, however long it takes"
-    command.add_argument("--all-data", action="store_true", help=about)
-    add_json(command, PlanAnswer)
-    add_flags(command, takes_config=True)
-
+    _add_plan(add)
     _add_fit(add)
 
     command = add(run, "plan, launch, watch, caption, report", usage="[C | --from RUN] [flags]")
@@ -188,6 +180,18 @@ def _add_what_starts_runs(add: Callable[..., Parser]) -> None:
         "--fresh-code", action="store_true", help="use your own code as it is now, not as it was at the launch"
     )
     add_flags(command)
+
+
+def _add_plan(add: Callable[..., Parser]) -> None:
+    """Add `mmfsdp plan`."""
+    command = add(plan, "print what each rank will hold and send; start nothing", usage="[C] [flags]")
+    command.add_argument(
+        "--machine", metavar="NAME", help="also print the seconds of a step, and every mesh, on this machine"
+    )
+    about = "look at the text and the picture headers of every record of the data, however long it takes"
+    command.add_argument("--all-data", action="store_true", help=about)
+    add_json(command, PlanAnswer)
+    add_flags(command, takes_config=True)
 
 
 def _add_fit(add: Callable[..., Parser]) -> None:

@@ -24,7 +24,7 @@ from .media import own_media_tokens
 from .picture_rule import PictureRule, text_tokens
 from .pictures import to_rgb
 from .processor import SampleProcessor, check_placeholders
-from .sample_size import SampleSize, picture_sizes
+from .sample_size import SampleSize, nothing_to_learn, picture_sizes, pictures_beyond
 
 BEFORE_QUESTION, AFTER_QUESTION = QUESTION.split("{}")
 BLANK = Sample.of(IMAGE, "blank", (Image.new("RGB", (56, 56)),), "a blank picture")
@@ -175,10 +175,10 @@ class ChatProcessor(SampleProcessor):
             token = getattr(self.processor, "image_token", None)
             end = encoded.text.rfind(token) + len(token) if token else 0
             if sizes and text_tokens(self, encoded, end) + visual > self.max_length:
-                raise CorruptRecord(sample.name, _beyond(self.max_length, length))
+                raise CorruptRecord(sample.name, pictures_beyond(self.max_length, length))
             start, _ = encoded.answers[0]
             if text_tokens(self, encoded, start) + visual >= self.max_length:
-                raise CorruptRecord(sample.name, _nothing_to_learn(self.max_length, length))
+                raise CorruptRecord(sample.name, nothing_to_learn(self.max_length, length))
         return SampleSize(min(length, self.max_length), visual, sample.label, sizes)
 
     @cached_property
@@ -227,9 +227,9 @@ class ChatProcessor(SampleProcessor):
         skipped = {}
         for i, sample in enumerate(rows[first:], first):
             if lengths[i] > self.max_length and bool(is_image[i, self.max_length :].any()):
-                skipped[sample.label] = _beyond(self.max_length, lengths[i])
+                skipped[sample.label] = pictures_beyond(self.max_length, lengths[i])
             elif bool((labels[i, 1 : self.max_length] == IGNORE).all()):
-                skipped[sample.label] = _nothing_to_learn(self.max_length, lengths[i])
+                skipped[sample.label] = nothing_to_learn(self.max_length, lengths[i])
         if skipped:  # its pictures may be packed among the others': without it the batch is another
             return self._collate_without(samples, skipped)
         truncated = sum(length > self.max_length for length in lengths[first:])
@@ -394,15 +394,3 @@ class ChatProcessor(SampleProcessor):
         if values.pop("labels", None) is not None:  # PaliGemma's 0 are seen by all tokens, 1 by later ones
             values["token_type_ids"] = (labels != IGNORE).long().cummax(dim=1).values
         return values, labels
-
-
-def _beyond(max_length: int, length: int) -> str:
-    """Return why a sample is skipped whose pictures lie beyond max_length."""
-    words = f"has pictures beyond the first {max_length} of {length} tokens"
-    return f"{words}; raise max_length or shrink the pictures"
-
-
-def _nothing_to_learn(max_length: int, length: int) -> str:
-    """Return why a sample is skipped whose whole answer lies beyond max_length."""
-    words = f"has no token to learn from in its first {max_length} of {length}"
-    return f"{words}; raise max_length or shorten the prompt"

@@ -17,7 +17,7 @@ from ...params import ParamError
 from .batch import IGNORE, IMAGE, Batch, Sample
 from .corrupt import CorruptRecord
 from .pictures import to_tensor
-from .sample_size import SampleSize, picture_sizes
+from .sample_size import SampleSize, nothing_to_learn, picture_sizes
 
 END_OF_CHUNK = "<|endofchunk|>"
 PAD = "<pad>"
@@ -211,8 +211,7 @@ class Processor(SampleProcessor):
         ids, labels = ids[: self.max_length], labels[: self.max_length]
         labels[0] = IGNORE  # nothing precedes the first token, so nothing predicts it
         if all(label == IGNORE for label in labels):
-            message = f"has no token to learn from in its first {self.max_length} of {length}; "
-            raise CorruptRecord(sample.name, message + "raise max_length or shorten the prompt")
+            raise CorruptRecord(sample.name, nothing_to_learn(self.max_length, length))
         return ids, labels, length
 
     def collate(self, samples: Sequence[EncodedSample], *, left: bool = False) -> Batch:

@@ -24,3 +24,15 @@ class SampleSize:
 def picture_sizes(sample: Sample) -> tuple[tuple[int, int], ...]:
     """Return width and height of each picture of a sample."""
     return tuple(image.size for image in sample.images)
+
+
+def pictures_beyond(max_length: int, length: int) -> str:
+    """Return why a sample is skipped whose pictures lie beyond max_length."""
+    words = f"has pictures beyond the first {max_length} of {length} tokens"
+    return f"{words}; raise max_length or shrink the pictures"
+
+
+def nothing_to_learn(max_length: int, length: int) -> str:
+    """Return why a sample is skipped whose whole answer lies beyond max_length."""
+    words = f"has no token to learn from in its first {max_length} of {length}"
+    return f"{words}; raise max_length or shorten the prompt"

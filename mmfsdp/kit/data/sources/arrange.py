@@ -15,7 +15,7 @@ WINDOW = 50
 
 @dataclass(frozen=True)
 class Arrange:
-    """How a source's records are arranged by their lengths."""
+    """Arrangement of a source's records by their lengths."""
 
     by_length: int = 0
     """Records of similar length that follow each other; 0: none do."""

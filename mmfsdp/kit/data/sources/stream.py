@@ -167,7 +167,7 @@ class IndexedSource(Source):
     blocks: Blocks | None = None
     """Records that are read together, and so come near each other in an epoch. None: each is read by itself."""
     arrange: Arrange | None = None
-    """How records are arranged by their lengths; None: in random order."""
+    """The arrangement of records by their lengths; None: in random order."""
     lengths: np.ndarray | None = None
     """(N,) tokens of each record, where `arrange` needs them; they are measured before the first batch."""
     may_be_random: bool = False
