@@ -39,7 +39,7 @@ class Estimate:
     batch_shapes: tuple[str, ...] = ()
     """Shapes and dtypes of its tensors."""
     data: DataFigures | None = None
-    """What the sizes of the run's records say of its batches; None if they were not looked at."""
+    """Figures of its batches, by the sizes of the run's records; None if they were not looked at."""
     on_gpu: bool = False
     """The step may run on a GPU, which needs more memory than the tensors of the peak: see ON_A_GPU."""
     without_loss: bool = False

@@ -59,7 +59,7 @@ class BatchFigures:
 
 @dataclass(frozen=True)
 class DataFigures:
-    """What the sizes of a run's records say of its batches."""
+    """Figures of a run's batches, by the sizes of its records."""
 
     records: int
     """Records whose size was looked at: texts, and headers of pictures."""

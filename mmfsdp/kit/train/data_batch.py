@@ -43,7 +43,7 @@ class DataBatch:
 
 @dataclass(frozen=True)
 class DataLook:
-    """What was seen of a run's own data."""
+    """A look at a run's own data."""
 
     words: str
     """The largest batch in words, or why the data were not looked at."""
