@@ -88,6 +88,11 @@ class DataFigures:
         return f"the largest batch of the first {self.records:,} records"
 
     @property
+    def sizes_differ(self) -> bool:
+        """True if a batch is larger than the median one, or has padding."""
+        return self.padding > 0 or self.largest.samples * self.largest.tokens > self.median_tokens
+
+    @property
     def shares(self) -> str:
         """Return the shares of padding and of waiting as words."""
         waiting = f"a rank waits on average {self.waiting:.0%} of a step for the one with most tokens"

@@ -62,7 +62,7 @@ def _figures(planned: PlannedRun, machine: str, pinned: PlannedRun | None) -> st
         facts.append(f"Expected: {times.expected} a step, bound by {times.bound}.")
     if cost.batch and cost.batch_peak is None:
         facts.append(f"No peak of a batch of the data: {cost.batch}.")
-    if cost.data:
+    if cost.data and cost.data.sizes_differ:
         facts.append(f"Largest batch of the data: {cost.data.largest}; {cost.data.shares}.")
     if planned.rates:
         facts.append(planned.rates)
