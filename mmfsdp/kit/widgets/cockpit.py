@@ -331,6 +331,8 @@ SHORT_LABELS = {
     "peak memory without": "peak, without",
     "peak memory, if all texts have the maximum length": "peak, longest texts",
     "peak memory of the largest of the data's ": "peak, ",
+    "peak memory of the largest batch of the run": "peak, largest batch",
+    "peak memory of the largest batch of the ": "peak, ",
 }
 """Parts of a label -> fewer words: five figures stand side by side. The report has the long ones."""
 
