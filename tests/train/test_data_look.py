@@ -80,6 +80,7 @@ def test_the_largest_batch_is_the_one_with_the_highest_peak_of_all_that_a_run_ta
     assert data.padding == pytest.approx(1 - tokens / padded.sum())
     assert data.waiting == pytest.approx(1 - padded.mean(axis=1).sum() / padded.max(axis=1).sum())
     assert data.possible_peak.bytes >= cost.batch_peak_bytes
+    assert data.sizes_differ and not replace(data, padding=0.0, median_tokens=10**6).sizes_differ
     by_step = padded.reshape(train.steps, train.accumulation, ranks).sum(axis=1)
     _, as_ddp = preview(params.change(**{"fsdp.backend": "DDP"}))  # whose ranks wait once a step
     assert as_ddp.data.waiting == pytest.approx(1 - by_step.mean(axis=1).sum() / by_step.max(axis=1).sum())

@@ -19,7 +19,16 @@ from mmfsdp.kit.train.prepare import kept_model, opened, quick_look
 from mmfsdp.kit.widgets.data_look import look_at as shown_data
 from mmfsdp.kit.widgets.data_look import notices_html
 from mmfsdp.kit.widgets.report import caption_cards, report_html
-from mmfsdp.params.findings import CUT_TEXTS, DATA, FEW_ROWS, PICTURE_VALUES, SKIPPED_ROWS, UNKNOWN_WORDS, Finding
+from mmfsdp.params.findings import (
+    BY_LENGTH,
+    CUT_TEXTS,
+    DATA,
+    FEW_ROWS,
+    PICTURE_VALUES,
+    SKIPPED_ROWS,
+    UNKNOWN_WORDS,
+    Finding,
+)
 from tests.run.test_runs import record
 
 
@@ -76,6 +85,12 @@ def test_rows_that_are_skipped_texts_that_are_cut_and_flat_pictures_are_told(tmp
     assert CUT_TEXTS not in told(params.change(**{"data.max_length": 40}))
     with_texts(params, "a red circle", extremes=((10, 20), (0, 255)))
     assert PICTURE_VALUES not in told(params), "one is not flat"
+
+
+def test_groups_of_similar_length_that_do_not_fill_micro_steps_are_told(tmp_path):
+    params = tiny_run(tmp_path, **{"train.batch_size": 2, "launch.ranks": 2, "data.by_length": 6})
+    assert told(params)[BY_LENGTH].endswith("set data.by_length to 8")
+    assert BY_LENGTH not in told(params.change(**{"data.by_length": 8}))
 
 
 def test_no_more_than_the_first_rows_are_read(tmp_path, monkeypatch):
