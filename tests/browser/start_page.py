@@ -34,7 +34,7 @@ WORDS = {
     "captioner": "A picture, the caption that the model writes, and the probability of each word",
 }
 """Cells whose output is a picture on the page -> the picture in words."""
-WINDOW = {"width": 1280, "height": 1080}
+WINDOW = {"width": 1280, "height": 1400}
 MARGIN = 8
 """Pixels around an element."""
 COLORS = 256
