@@ -28,9 +28,15 @@ def slides(deck: str, figures: dict[str, str]) -> list[str]:
 
 def page(sections: list[str]) -> str:
     """The deck as one page that reveal.js drives."""
+    from mmfsdp.kit.widgets.static_files import play_head_script
+
     code = "".join(f"<script>{(HERE / 'reveal' / name).read_text()}</script>" for name in ("reveal.js", "notes.js"))
     deck = f"<div class='reveal'><div class='slides'>{''.join(sections)}</div></div>"
-    return _html(deck + code + f"<script>Reveal.initialize({OPTIONS})</script>", "reveal/reveal.css", "style.css")
+    return _html(
+        deck + play_head_script() + code + f"<script>Reveal.initialize({OPTIONS})</script>",
+        "reveal/reveal.css",
+        "style.css",
+    )
 
 
 def paper(sections: list[str]) -> str:

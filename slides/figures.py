@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,7 @@ def figures() -> dict[str, str]:
     from course import draw
 
     drawn: dict[str, Callable[[], str]] = {
-        "flamingo_plan": flamingo_plan,
-        "flamingo_step": flamingo_step,
+        "flamingo": flamingo,
         "all_reduce": lambda: draw.collective("all-reduce"),
         "all_gather": lambda: draw.collective("all-gather"),
         "reduce_scatter": lambda: draw.collective("reduce-scatter"),
@@ -66,19 +66,20 @@ def _flamingo() -> Any:
     return plan, timeline_of(params, plan)
 
 
-def flamingo_plan() -> str:
-    """What each of 4 ranks holds of a Flamingo between steps."""
-    from mmfsdp.kit.widgets.pictures.rank_picture import rank_picture
-
-    plan, _ = _flamingo()
-    return rank_picture(plan)
-
-
-def flamingo_step() -> str:
-    """One step of it on a rank: memory and collectives."""
+def flamingo() -> str:
+    """What each of 4 ranks holds of a Flamingo, and one step of it on a rank, with a play head."""
+    from mmfsdp.kit.widgets.pictures.plan_pictures import PLAY
+    from mmfsdp.kit.widgets.pictures.play_head import PlayHead
+    from mmfsdp.kit.widgets.pictures.rank_picture import WIDTH, Lanes, rank_picture
     from mmfsdp.kit.widgets.pictures.step_picture import step_picture
 
-    return step_picture(*_flamingo())
+    plan, timeline = _flamingo()
+    lanes = Lanes(plan, WIDTH)
+    head = PlayHead(plan, timeline, lanes)
+    ranks = rank_picture(plan, beneath=head.beneath(), above=head.above())
+    words = f'<span class="mm-now"><span>{escape(head.sentence(head.fullest))}</span></span> {PLAY}'
+    step = head.control(WIDTH) + step_picture(plan, timeline, head=head)
+    return f'<span class="mm-plan">{ranks}{words}{step}</span>'
 
 
 def nine_billion() -> str:

@@ -208,7 +208,7 @@ class StepWalk:
         self.at_peak: dict[str, Any] = {}
         self.at_most: dict[str, Any] = {}
         self.phase, self.last = "forward", False
-        self.order = 0  # of the event's unit
+        self.event, self.order = "", 0  # what the event is, and the order of its unit
         self.events = 0  # that have come
         self.activations = 0
         self.finished: set[int] = set()  # orders of units whose backward is over, in this micro-step
@@ -234,7 +234,7 @@ class StepWalk:
             unit = self.plan.units[event.unit]
             if event.event not in ("pre_forward", "post_forward"):
                 self.phase = "backward"
-            self.order = unit.order
+            self.event, self.order = event.event, unit.order
             if event.event != "free_reduce_input":  # so that all ways to wrap a model have the same number of events
                 self.events += 1
             # Autograd adds to the gradients of earlier micro-steps in place; FSDP1 makes a new flat one each time.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ class Moment(NamedTuple):
     """Number of the event in the step, from 0. Plans with one recording have the same events, and other moments."""
     phase: str
     """forward or backward."""
+    kind: str
+    """What the event is: see MemoryEvent."""
     unit: int
     """Order of the unit whose event it is."""
     gathered: int
@@ -58,6 +61,10 @@ class Timeline:
     collectives: tuple[Collective, ...]
     gathered_spans: tuple[tuple[int, int, int], ...]
     """(order of the unit, first moment, last moment) of each time that a unit is unsharded or on its way."""
+    gathered_to_the_end: tuple[tuple[int, int], ...]
+    """(order of the unit, first moment) of those that are freed with the end of the step."""
+    whole_gradient_spans: tuple[tuple[int, int, int], ...]
+    """The same as `gathered_spans`, of whole gradients that wait for the last micro-step."""
     micro_steps: int
     """Micro-steps in the timeline: at most MAX_MICRO_STEPS of those in the optimizer step."""
 
@@ -70,6 +77,15 @@ class Timeline:
                 held = self.constant + moment.without_activations + moment.activations
                 most[order] = max(most.get(order, 0), held)
         return most
+
+    @property
+    def events(self) -> int:
+        """The number of events in the step."""
+        return self.moments[-1].event + 1
+
+    def event_of(self, collective: Collective) -> int:
+        """Return the number of the event at which a collective begins."""
+        return self.moments[min(collective.moment, len(self.moments) - 1)].event
 
     @property
     def constant(self) -> int:
@@ -101,7 +117,9 @@ def step_timeline(plan: WrapPlan, train: TrainParams, *, sources: int = 1) -> Ti
         module_buffers=walk.constant.module_buffers,
         moments=tuple(recorder.moments),
         collectives=tuple(recorder.collectives),
-        gathered_spans=tuple(recorder.spans),
+        gathered_spans=tuple(recorder.gathered.spans),
+        gathered_to_the_end=tuple(recorder.gathered.began.items()),
+        whole_gradient_spans=tuple(recorder.whole_gradients.spans),
         micro_steps=min(train.accumulation * sources, MAX_MICRO_STEPS),
     )
 
@@ -119,25 +137,38 @@ def frozen_bytes(plan: WrapPlan, unit: Unit) -> int:
 
 
 @dataclass
+class Spans:
+    """Note from which moment to which something of a unit is held."""
+
+    spans: list[tuple[int, int, int]] = field(default_factory=list)
+    """(order of the unit, first moment, last moment)."""
+    began: dict[int, int] = field(default_factory=dict)
+    """First moment of what is held now, by the unit's order."""
+
+    def note(self, moment: int, held: Set[int]) -> None:
+        """Note the orders of the units of which it is held at a moment."""
+        for order in held - self.began.keys():
+            self.began[order] = moment
+        for order in self.began.keys() - held:
+            self.spans.append((order, self.began.pop(order), moment - 1))
+
+
+@dataclass
 class Recorder:
     """Note the moments and collectives of a walk."""
 
     plan: WrapPlan
     moments: list[Moment] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)
-    spans: list[tuple[int, int, int]] = field(default_factory=list)
-    _began: dict[int, int] = field(default_factory=dict)
-    """First moment of each unit that is gathered now, by the unit's order."""
+    gathered: Spans = field(default_factory=Spans)
+    whole_gradients: Spans = field(default_factory=Spans)
 
     def note_memory(self, walk: StepWalk, held: dict[str, int]) -> None:
         """Note what is held now. held: the bytes that change, by name."""
         index = len(self.moments)
-        self.moments.append(Moment(walk.events - 1, walk.phase, walk.order, **held))
-        gathered = walk.unsharded.bytes.keys() | walk.gather_outputs.bytes.keys()
-        for order in gathered - self._began.keys():
-            self._began[order] = index
-        for order in self._began.keys() - gathered:
-            self.spans.append((order, self._began.pop(order), index - 1))
+        self.moments.append(Moment(walk.events - 1, walk.phase, walk.event, walk.order, **held))
+        self.gathered.note(index, walk.unsharded.bytes.keys() | walk.gather_outputs.bytes.keys())
+        self.whole_gradients.note(index, walk.accumulated.bytes.keys())
 
     def note_collective(self, walk: StepWalk, kind: str, unit: Unit) -> None:
         """Note a collective that begins now, and the all-reduce over the replicas that follows a reduce-scatter."""

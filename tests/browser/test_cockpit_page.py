@@ -141,6 +141,31 @@ def test_choose_see_pin_launch_and_watch_on_one_screen(page):
     page.keyboard.press("Tab")
     expect(page.locator(".mm-about .mm-b4")).to_be_visible()
 
+    # The play head moves by keyboard, and stays where it is when another way is drawn.
+    head, now = page.locator(".mm-head"), page.locator(".mm-now")
+    cell = "window.jupyterapp.shell.currentWidget.content.activeCellIndex"
+    active = page.evaluate(cell)
+    head.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate(cell) == active, "the keys are the head's"
+    expect(now).to_contain_text("Each rank")
+    expect(now).to_be_visible()
+    assert now.inner_text() == head.get_attribute("aria-valuetext")
+    at = head.input_value()
+    before = shapes(page)
+    press(page, "SHARD")
+    page.wait_for_function("before => document.querySelector('.mm-plan svg').innerHTML !== before", arg=before)
+    expect(now).to_be_visible()
+    assert head.input_value() == at
+    assert smallest_text(page, ".mm-cockpit") >= 12
+    to_top(page)
+    shot(page, "cockpit-play-head")
+    press(page, "REPLICATE")
+
     # A mistake stands where it was made, and beside the button that it disables.
     write(page, "steps", "0")
     expect(page.locator(".mm-choices .mm-error")).to_contain_text("greater than or equal to 1")

@@ -61,6 +61,44 @@ def test_the_report_opens_offline_and_fits_the_screen(finished_run, screen, sche
         lowest = "all => Math.min(...all.map(e => e.getBoundingClientRect().height))"
         assert page.locator(".mm-plan svg text").evaluate_all(lowest) >= 12, "a narrow page scrolls the pictures"
         assert serious_findings(page) == []
+        the_play_head_moves(page)
+        shot(page, f"report-{screen}-{scheme}-play-head")
+        assert serious_findings(page) == [] and errors == []
+
+
+def the_play_head_moves(page):
+    """Move the play head of the first plan by the keyboard, the mouse and its button."""
+    head, now, play = page.locator(".mm-head").first, page.locator(".mm-now").first, page.locator(".mm-play").first
+    seen = (
+        "plan => [...plan.querySelectorAll('[data-at]')].filter(e => e.getAttribute('visibility') !== 'hidden').length"
+    )
+    plan = page.locator(".mm-plan").first
+    still, drawn = now.inner_text(), plan.evaluate(seen)
+    assert head.get_attribute("aria-valuetext") == still
+    head.focus()
+    page.keyboard.press("Home")
+    expect(now).to_contain_text("begins the forward of")
+    assert head.get_attribute("aria-valuetext") == now.inner_text() != still
+    assert plan.evaluate(seen) < drawn, "at the beginning a rank holds least"
+    fullest = int(head.get_attribute("value"))
+    for _ in range(fullest):
+        page.keyboard.press("ArrowRight")
+    assert (now.inner_text(), plan.evaluate(seen)) == (still, drawn), "the script says what the page said"
+    svg = page.locator(".mm-head ~ svg").first
+    svg.scroll_into_view_if_needed()
+    box = svg.bounding_box()
+    page.mouse.move(box["x"] + 80, box["y"] + 60)
+    page.mouse.down()
+    early = now.inner_text()
+    page.mouse.move(box["x"] + 140, box["y"] + 60, steps=3)
+    page.mouse.up()
+    assert early != now.inner_text() != still and int(head.input_value()) < fullest
+    at = int(head.input_value())
+    play.click()
+    expect(play).to_have_text("Pause")
+    page.wait_for_function("at => Number(document.querySelector('.mm-head').value) > at", arg=at)
+    play.click()
+    expect(play).to_have_text("Play")
 
 
 def test_a_pattern_opens_and_closes_by_a_click_on_its_box_and_by_the_keyboard():

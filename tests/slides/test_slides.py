@@ -67,6 +67,13 @@ def test_every_slide_shows_whole_without_network(built):
                     small.append((i + 1, round(pixels, 1), words))
             if not found["words"] or found["high"] > 700 or found["wide"] > 1285 or found["past"] or found["raw"]:
                 wrong.append((i + 1, found))
+        of_play_head = next(i for i, text in enumerate(DECK.split("\n---\n")) if "{{flamingo}}" in text)
+        tab.evaluate(f"Reveal.slide({of_play_head})")
+        words = tab.locator(".mm-now").inner_text()
+        tab.locator(".mm-head").focus()
+        tab.keyboard.press("Home")
+        assert tab.locator(".mm-now").inner_text() == tab.locator(".mm-head").get_attribute("aria-valuetext") != words
+        assert tab.evaluate("Reveal.getIndices().h") == of_play_head, "the keys move the head, not the deck"
     assert not asked and not errors and not wrong, (asked, errors, wrong)
     assert not small, f"smaller than {MIN_PIXELS} pixels: {small}"
 

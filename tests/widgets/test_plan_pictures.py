@@ -1,6 +1,7 @@
 """The pictures of a plan: what they show for each way to shard, their sizes, names and colors."""
 
 import re
+from collections import defaultdict
 from dataclasses import replace
 from itertools import combinations
 from xml.etree import ElementTree
@@ -14,12 +15,15 @@ from mmfsdp.kit.widgets import style
 from mmfsdp.kit.widgets.cockpit import PICTURE_WIDTH
 from mmfsdp.kit.widgets.markup import width_of
 from mmfsdp.kit.widgets.pictures.plan_pictures import HINT, NO_EXAMPLE, OPENS, plan_pictures, timeline_of
-from mmfsdp.kit.widgets.pictures.rank_picture import MIN_BOX, MIN_STRIPE, rank_picture
+from mmfsdp.kit.widgets.pictures.play_head import PlayHead
+from mmfsdp.kit.widgets.pictures.rank_picture import MIN_BOX, MIN_STRIPE, Lanes, rank_picture
 from mmfsdp.kit.widgets.pictures.step_picture import SENT_HEIGHT, step_picture
 from mmfsdp.kit.widgets.pictures.unit_boxes import unit_boxes
 from mmfsdp.kit.widgets.plan_figures import Figure, figures_html, plan_figures
 from mmfsdp.kit.widgets.report_plan import facts
+from mmfsdp.kit.widgets.static_files import play_head_script
 from mmfsdp.params import FSDPParams, TrainParams, load
+from mmfsdp.params.in_words import size
 from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate
 from mmfsdp.predict.plan_cache import PlanCache
@@ -202,7 +206,7 @@ def test_a_timeline_has_the_peak_and_the_traffic_that_the_estimate_has(backend, 
 
 def test_plans_of_one_model_have_the_same_events_so_one_scale_holds_both(plans):
     timelines = {name: step_timeline(plan, TRAIN) for name, plan in plans.items()}
-    events = {timeline.moments[-1].event for timeline in timelines.values()}
+    events = {timeline.events for timeline in timelines.values()}
     assert len(events) == 1
     svg = step_picture(plans["REPLICATE"], timelines["REPLICATE"], pinned=timelines["SHARD"])
     (line,) = [element for element in elements(svg, "path") if element.get("class") == "mm-pinned"]
@@ -220,12 +224,84 @@ def test_a_tick_for_each_collective_as_high_as_its_bytes(plans):
     ticks = [tick for group in groups for tick in group]
     places = set()
     for collective in timeline.collectives:
-        event = timeline.moments[min(collective.moment, len(timeline.moments) - 1)].event
+        event = timeline.event_of(collective)
         places.add((event, collective.kind))
         name = plans["SHARD"].units[collective.unit].name
         assert any(name in e[0].text for e in ticks)
     assert len(ticks) == len(places), "those that begin at one event share a tick"
     assert max(float(tick.get("d").partition("v-")[2]) for tick in ticks) == SENT_HEIGHT
+
+
+def spans_of(html, look):
+    """When each path of a layer of the play head is seen, and whether it is seen where it stands, by x and width."""
+    layer = re.search(rf'<g class="mm-{look}".*?</g>', html)
+    found = {}
+    path = r'<path d="M([\d.]+) .*?stroke-width="([\d.]+)" data-at="(.*?)"(.*?)/>'
+    for x, width, spans, hidden in re.findall(path, layer[0] if layer else ""):
+        at = [tuple(map(int, span.split("-"))) for span in spans.split()]
+        found[float(x), float(width)] = at, not hidden
+    return found
+
+
+def seen_at(spans, event):
+    return any(first <= event <= last for first, last in spans)
+
+
+def units_with_paths(html, plan, look):
+    """When each unit of a plan whose boxes are not merged is seen in a layer, by its order."""
+    lanes, found = Lanes(plan, 760), {}
+    for (x, width), (spans, _) in spans_of(html, look).items():
+        for box, (left, box_width) in zip(lanes.boxes, lanes.places, strict=True):
+            if left - 0.1 <= x - width / 2 and x + width / 2 <= left + box_width + 0.1:
+                (unit,) = box.units
+                found[unit.order] = spans
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_play_head_shows_what_is_gathered_and_where_gradients_are(plans, way, accumulation):
+    plan, train = plans[way], TRAIN.change(accumulation=accumulation)
+    timeline = step_timeline(plan, train)
+    html = plan_pictures(plan, timeline)
+    gathered, own = (units_with_paths(html, plan, look) for look in ("gathered", "own"))
+    largest = defaultdict(int)
+    for moment in timeline.moments:
+        largest[moment.event] = max(largest[moment.event], moment.gathered)
+    for event in range(timeline.events):
+        shown = sum(plan.units[order].unsharded_bytes for order, spans in gathered.items() if seen_at(spans, event))
+        assert shown >= largest[event], "in flight, a unit is no parameter yet"
+        assert bool(shown) or not largest[event]
+    reduced = {collective.unit for collective in timeline.collectives if collective.kind != "all-gather"}
+    owned = {order for order in reduced if plan.units[order].sharded}
+    assert owned == own.keys() and all(seen_at(spans, timeline.events - 1) for spans in own.values())
+    assert not any(seen_at(spans, 0) for spans in own.values())
+    if way == "DDP":
+        assert not gathered and not own and len(spans_of(html, "whole")) == len(reduced)
+    head = PlayHead(plan, timeline, Lanes(plan, 760))
+    for order in reduced:
+        said = [
+            stop for stop, happens in enumerate(head.happens) if order in (*happens.get("o", ()), *happens.get("a", ()))
+        ]
+        words = "to their owners" if plan.units[order].sharded else "with all ranks"
+        assert said and all(words in head.sentence(stop) for stop in said)
+
+
+def test_where_no_script_runs_the_head_stands_where_most_is_held(plans):
+    plan, timeline = plans["SHARD"], step_timeline(plans["SHARD"], TRAIN)
+    html = plan_pictures(plan, timeline)
+    fullest = max(timeline.moments, key=lambda moment: moment.without_activations).event
+    for look in ("gathered", "whole", "own"):
+        for spans, is_seen in spans_of(html, look).values():
+            assert is_seen == seen_at(spans, fullest)
+    _, _, most, *_ = plan_figures(plan, estimate(plan, TRAIN))
+    assert f"holds {size(most.nbytes)}." in re.search(r'class="mm-now">(.*?)</p>', html)[1]
+    first, second = re.findall(r"<svg.*?</svg>", html, flags=re.S)
+    for control in re.findall(r'<(?:input type="range"|button).*?>', html, flags=re.S):
+        assert " hidden" in control, "it would do nothing"
+    assert 'class="mm-head-line"' in second and "data-at" in first
+    without = plan_pictures(plan, None)
+    assert "mm-now" not in without and "data-at" not in without and "between steps" in without
 
 
 def test_both_pictures_point_at_the_same_unit(plans):
@@ -243,9 +319,11 @@ def test_a_plan_of_hundreds_of_units_and_several_micro_steps_is_small():
         layer.requires_grad_(index % 3 == 1)
     plan = make_plan(model, EACH_LAYER, world_size=64, example={"input": torch.ones(2, 8)})
     timeline = step_timeline(plan, TrainParams(accumulation=3))
-    assert timeline.moments[-1].event > 1000
+    assert timeline.events > 1000
     html = plan_pictures(plan, timeline, pinned=timeline)
     assert len(html.encode()) < 100_000
+    head = re.findall(r'<input type="range".*?>|<g class="mm-(?:gathered|whole|own|head).*?</g>', html, flags=re.S)
+    assert len(head) == 5 and len("".join(head).encode()) < 30_000 - len(play_head_script())
     most = max(timeline.moments, key=lambda moment: moment.without_activations)
     assert most.event > 0
     opened = re.findall(r'<div class="mm-opened .*?</svg>', html, flags=re.S)

@@ -42,7 +42,7 @@ def test_the_report_says_what_the_folder_says(finished_run):
         size(cost["wire_bytes"]),
         "FSDP2, FULL_SHARD, frozen weights SHARD",
         "parameters train",
-        "What each rank holds between steps",
+        "What each rank holds",
         "steps: 20",
         "two stars",
         "torch 2.11.0",

@@ -11,7 +11,7 @@ import anywidget
 import ipywidgets as w
 import traitlets
 
-from .static_files import cockpit_sheet, folds_module, labels_module
+from .static_files import cockpit_sheet, folds_module, labels_module, play_heads_module
 from .style import STYLE, WIDGET_STYLE
 from .worker import Worker
 
@@ -45,6 +45,14 @@ class Folds(anywidget.AnyWidget):
     def __init__(self) -> None:
         self._esm = folds_module()
         super().__init__()
+
+
+class PlayHeads(anywidget.AnyWidget):
+    """Moves the play heads in the HTML of the widget around it; one that is drawn once more stays where it was."""
+
+    def __init__(self) -> None:
+        self._esm = play_heads_module()
+        super().__init__(layout=w.Layout(display="none"))
 
 
 class CellWidget(w.VBox):

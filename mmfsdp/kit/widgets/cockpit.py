@@ -17,7 +17,7 @@ from ..run.handle import Run
 from ..run.ranks.warm import warm_up
 from ..run.start import runs_folder
 from ..run.state import is_run
-from .cell import CellWidget, close_all
+from .cell import CellWidget, PlayHeads, close_all
 from .check_button import CheckButton
 from .choices import DEFAULT_MACHINE, Choices
 from .controls import gib_for
@@ -167,7 +167,9 @@ class Cockpit(CellWidget):
         self.figures.add_class("mm-cockpit-figures")
         self.activations = w.Checkbox(False, description="activations", indent=False)
         self.activations.observe(lambda _: self._draw(), "value")
-        self.right = w.VBox([self.stale, self.figures, self.activations, self.pictures, self._details])
+        self.right = w.VBox(
+            [self.stale, self.figures, self.activations, self.pictures, self._details, PlayHeads()]
+        )
         self.right.add_class("mm-cockpit-right")
         self._main = w.Box([self.choices, self.right])
         self._main.add_class("mm-cockpit-main")

@@ -20,7 +20,7 @@ from ...params.in_words import size
 from ..run.files.folder import ABOUT_LOSS, final_loss, read_metrics, read_result, write_text
 from ..run.files.run_record import RunState
 from ..run.state import is_run, run_state
-from .cell import CellWidget, close_all
+from .cell import CellWidget, PlayHeads, close_all
 from .charts.charts import Charts
 from .charts.charts_page import charts_html, run_names
 from .compare_pair import NAMES_ONLY, pair_html
@@ -28,7 +28,7 @@ from .learning import hidden_sliders, learning_of_runs, learning_tag
 from .markup import note, page, shown, table_of_cells
 from .panel import RunPanel
 from .report import read_params
-from .static_files import STATIC
+from .static_files import STATIC, play_head_script
 from .style import RUN_COLORS
 
 FIGURES = {
@@ -204,7 +204,7 @@ class Comparison(CellWidget):
         controls = w.HBox([self.sort_by, self.descending, self.filter], layout=w.Layout(flex_flow="row wrap"))
         self._opened = w.VBox()
         parts = [self.pair, controls, self.table, self.learning, self._opening, self._opened, self.charts]
-        super().__init__([*parts, hidden_sliders()])
+        super().__init__([*parts, hidden_sliders(), PlayHeads()])
         self._draw()
         self.replace_older()
 
@@ -248,7 +248,7 @@ def show_comparison(folders: Sequence[str | Path]) -> Comparison:
 def write_comparison(folders: Sequence[str | Path], to: str | Path) -> Path:
     """Write a self-contained page of runs compared, and return its path. Raises as `comparison`."""
     runs = compared_runs(folders)
-    table = _pair(runs) + table_html(runs, columns_of(runs), range(len(runs)), scripted=True)
+    table = _pair(runs) + play_head_script() + table_html(runs, columns_of(runs), range(len(runs)), scripted=True)
     script = (STATIC / "tables.js").read_text(encoding="utf-8")
     learning = learning_of_runs([(run.name, run.path) for run in runs])
     if learning:

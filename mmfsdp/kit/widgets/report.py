@@ -35,6 +35,7 @@ from .learning import learning_section, marked, picture_tag
 from .markup import key_figures, note, page, rect, svg, table, text, ticks, width_of
 from .pictures.rank_picture import WIDTH
 from .report_plan import facts, plan_sections
+from .static_files import play_head_script
 from .style import FROZEN, GATHERED, INK, REDUCED, STYLE
 
 Row = Mapping[str, Any]
@@ -93,7 +94,7 @@ def report_html(folder: str | Path) -> str:
         if html:
             heading = f"<h2>{title}</h2>" if title else ""
             body += f"<section>{heading}{html}</section>"
-    return page(folder.resolve().name, body)
+    return page(folder.resolve().name, body + play_head_script())
 
 
 def show_captions(path: str | Path) -> w.HTML:

@@ -51,6 +51,19 @@ def follow_module() -> str:
     return _joined("follow.js")
 
 
+@cache
+def play_heads_module() -> str:
+    """Return the module that moves the play heads of a widget."""
+    return _joined("play_head.js", "play_heads.js")
+
+
+@cache
+def play_head_script() -> str:
+    """Return the script element that moves the play heads of a page; it stands after them."""
+    start = "for (const plan of document.querySelectorAll('.mm-plan')) mmPlayHead(plan);"
+    return f"<script>(() => {{ {_joined('play_head.js')}\n{start} }})();</script>"
+
+
 def _joined(*names: str) -> str:
     texts = []
     for name in names:

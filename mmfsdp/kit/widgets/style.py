@@ -103,6 +103,13 @@ STYLE = f"""<style>
 .mm-about {{min-height: 2.7em; margin: .2em 0; font-size: 13px; line-height: 1.35; overflow-wrap: anywhere}}
 .mm-about > span {{outline: none !important}} .mm-about > [class^="mm-b"] {{display: none}}
 .mm-plan:has([class^="mm-b"]:is(:hover, :focus-visible)) .mm-hint {{display: none}}
+.mm-now {{min-height: 2.7em; margin: .2em 0; font-size: 13px; line-height: 1.35; overflow-wrap: anywhere}}
+.mm-step-title {{display: flex; flex-wrap: wrap; align-items: baseline; gap: 0 1em}} .mm-scroll {{position: relative}}
+.mm-play {{font: inherit; font-size: 12px; min-width: 5em; cursor: pointer}}
+.mm-head {{position: absolute; top: 0; height: 100%; margin: 0; opacity: 0; pointer-events: none}}
+.mm-head:focus-visible ~ svg .mm-head-line {{outline: 2px solid; outline-offset: 2px}}
+.mm-head:not([hidden]) ~ svg {{cursor: ew-resize; touch-action: pan-y}}
+.mm-dragged .mm-about > * {{display: none !important}}
 .mm-plan-figures {{display: grid; grid-template-columns: repeat(auto-fit, minmax(11em, 1fr))}}
 .mm-plan-figures > div {{font-size: 12px; line-height: 1.35}} .mm-plan-figures b {{font-size: 20px}}
 .mm-more, .mm-less, .mm-same {{font-size: 13px; white-space: nowrap}}

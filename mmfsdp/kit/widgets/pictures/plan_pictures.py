@@ -1,6 +1,7 @@
 """Both pictures of a plan as HTML: pointing at a unit in one lights it in the other, and says what it is.
 
-No script is needed: rules of a style sheet do it, so it works in a notebook, in a report and in an exported page.
+No script is needed for that: rules of a style sheet do it, so it works in a notebook, in a report and in an exported
+page. One moves the play head; where none runs, the head stands still.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ....params import RunParams
 from ....predict.timeline import Timeline, step_timeline
 from ..markup import note
 from .opened_patterns import opened_patterns, opening_controls, opening_rules
+from .play_head import PlayHead
 from .rank_picture import WIDTH, Lanes, rank_picture
 from .step_picture import step_picture
 from .unit_boxes import Box, about
@@ -21,6 +23,11 @@ from .unit_boxes import Box, about
 HINT = "Point at a unit, or press Tab, to see what it is and why."
 OPENS = "Click a repeated pattern, or press the space bar, to open it."
 """Both are one line in a cockpit: a second one would cover the title of the next picture."""
+AT_REST, AT_HEAD = "What each rank holds between steps", "What each rank holds"
+BOXES = "a box is a unit, as wide as its parameters"
+COLORS = "green and pink: at the play head"
+PLAY = '<button type="button" class="mm-play" data-lm-suppress-shortcuts="true" hidden>Play</button>'
+"""It is shown where a script runs."""
 NO_EXAMPLE = "One step on a rank is drawn for a plan with an example: add one, and activations are counted, too."
 
 
@@ -46,19 +53,28 @@ def plan_pictures(
     """
     lanes = Lanes(plan, width)
     boxes = lanes.boxes
-    html = _title("What each rank holds between steps", "a box is a unit, as wide as its parameters")
-    picture = rank_picture(plan, lanes=lanes) + opening_controls(lanes)
+    head = PlayHead(plan, timeline, lanes) if timeline else None
+    html = _title(AT_REST, BOXES)
+    beneath: list[str] = []
+    above: list[str] = []
+    if head:
+        html = _title(AT_HEAD, f"{BOXES}; {COLORS}")
+        beneath, above = head.beneath(), head.above()
+    picture = rank_picture(plan, lanes=lanes, beneath=beneath, above=above) + opening_controls(lanes)
     html += _scrolling(f'<div class="mm-lanes">{picture}</div>')
     opened = opened_patterns(lanes, width)
     html += opened
     hint = f"{HINT} {OPENS}" if opened else HINT
     lines = "".join(f'<span class="mm-b{place}">{escape(about(plan, box))}</span>' for place, box in enumerate(boxes))
     html += f'<p class="mm-about" aria-live="polite"><span class="mm-hint">{hint}</span>{lines}</p>'
-    if timeline is None:
+    if timeline is None or head is None:
         return _linked(html + note(missing), boxes)
-    html += _title("One step on a rank", _calls(timeline))
-    picture = step_picture(plan, timeline, pinned=pinned, activations=activations, width=width, scale_to=scale_to)
-    html += _scrolling(picture)
+    html += f'<p class="mm-now"><span>{escape(head.sentence(head.fullest))}</span></p>'
+    html += f'<div class="mm-step-title">{_title("One step on a rank", _calls(timeline))}{PLAY}</div>'
+    picture = step_picture(
+        plan, timeline, pinned=pinned, activations=activations, width=width, scale_to=scale_to, head=head
+    )
+    html += _scrolling(head.control(width) + picture)
     return _linked(html, boxes)
 
 

@@ -64,12 +64,19 @@ class Lanes:
         return pattern_name([self.boxes[index] for index in indices], [self.names[index] for index in indices])
 
 
-def rank_picture(plan: WrapPlan, *, width: int = WIDTH, lanes: Lanes | None = None) -> str:
+def rank_picture(
+    plan: WrapPlan,
+    *,
+    width: int = WIDTH,
+    lanes: Lanes | None = None,
+    beneath: Sequence[str] = (),
+    above: Sequence[str] = (),
+) -> str:
     """Return the units of each rank as SVG: what it stores is filled, what other ranks store is a dashed outline.
 
     A box has the width of its parameters; patterns that repeat are one box each. Boxes have the classes mm-b0, mm-b1,
     ... and take the keyboard's focus. lanes: the layout, if the picture stands beneath the controls that open its
-    patterns; these take the focus then.
+    patterns; these take the focus then. beneath, above: shapes that lie beneath those of the units, and above them.
     """
     opens = lanes is not None
     lanes = lanes or Lanes(plan, width)
@@ -83,7 +90,7 @@ def rank_picture(plan: WrapPlan, *, width: int = WIDTH, lanes: Lanes | None = No
         parts.append(text(LEFT - 8, y + lanes.lane / 2 + 4, f"rank {rank}", size=FONT, anchor="end"))
         for box, (x, box_width) in zip(boxes, places, strict=True):
             shapes.add(box.unit, rank, x, y, box_width)
-    parts += shapes.paths()
+    parts += [*beneath, *shapes.paths(), *above]
     for number, (box, (x, box_width)) in enumerate(zip(boxes, places, strict=True)):
         has_focus = not (opens and len(box.units) > 1)
         words = name_of(box) if opens else about(plan, box)  # the rest stands beneath the picture
@@ -141,8 +148,8 @@ class Shapes:
         self._outlines[kind] += rectangle(x + 0.5, y + 0.5, width - 1, lane - 1)
         if unit.gathers_forward and not unit.reshard_after_forward:  # upright hatching is one dashed line
             self._hatched[kind] += f"M{x:.1f} {y + lane / 2:.1f}h{width:.1f}"
-        stripe = max(MIN_STRIPE, lane / plan.shard)
-        self._fill(unit, x, y + (lane - stripe) * rank / (plan.shard - 1), width, stripe)
+        top, height = stripe_of(plan, rank, lane)
+        self._fill(unit, x, y + top, width, height)
 
     def paths(self) -> list[str]:
         """Return the paths: what is filled covers the hatching, and that the outlines."""
@@ -162,6 +169,12 @@ class Shapes:
         for left, part, kind in ((x, frozen, "frozen"), (x + frozen, width - frozen, "trainable")):
             if part > 0.05:
                 self._filled[kind] += rectangle(left, y, part, height)
+
+
+def stripe_of(plan: WrapPlan, rank: int, lane: float) -> tuple[float, float]:
+    """Return where a rank's part of a sharded unit lies in its lane: pixels from the top, and its height."""
+    height = max(MIN_STRIPE, lane / plan.shard)
+    return (lane - height) * rank / max(1, plan.shard - 1), height
 
 
 def rectangle(x: float, y: float, width: float, height: float) -> str:

@@ -13,6 +13,7 @@ from ....predict.timeline import Moment, Timeline
 from ..markup import svg, text, ticks, width_of
 from ..style import FILL
 from .labels import FONT
+from .play_head import PlayHead
 from .rank_picture import LEFT, WIDTH, rectangle
 from .unit_boxes import box_of_unit, short_text, unit_boxes
 
@@ -45,12 +46,13 @@ def step_picture(
     activations: bool = False,
     width: int = WIDTH,
     scale_to: int = 0,
+    head: PlayHead | None = None,
 ) -> str:
     """Return a step as SVG. Both timelines are drawn on one scale; the pinned one is a dashed line.
 
     activations: draw them, too, over all else. scale_to: bytes that have room below the top, so that pictures drawn one
-    after the other have one scale. The place of a unit has the class of its box, mm-b0, mm-b1, ..., as in
-    `rank_picture`.
+    after the other have one scale. head: drawn where it stands. The place of a unit has the class of its box, mm-b0,
+    mm-b1, ..., as in `rank_picture`.
     """
     areas = _areas(activations)
     columns = _columns(timeline, width)
@@ -67,6 +69,8 @@ def step_picture(
     largest = max(_most_sent(timeline), _most_sent(pinned) if pinned else 0)
     parts += _collectives(plan, timeline, boxes, largest, width)
     bottom = TOP + HEIGHT + SENT_HEIGHT + 8
+    if head:
+        parts.append(head.line(width, TOP, bottom - 2))
     legend, rows = _legend(timeline, areas, bottom, width)
     return svg(width, bottom + LEGEND_ROW * rows, _description(timeline), *parts, *legend)
 
@@ -83,7 +87,7 @@ def _areas(activations: bool) -> tuple[str, ...]:
 
 def _columns(timeline: Timeline, width: int) -> list[Column]:
     """Return a column for each moment; of many events, the moments of least and most of each of COLUMNS columns."""
-    events = timeline.moments[-1].event + 1
+    events = timeline.events
     pixels = (width - LEFT) / events
     columns: list[Column] = []
     for event, group in groupby(timeline.moments, key=lambda moment: moment.event):
@@ -107,7 +111,7 @@ def _columns(timeline: Timeline, width: int) -> list[Column]:
 
 def _largest_of_events(timeline: Timeline, width: int) -> list[Column]:
     """Return a column for each event, or of many events for each of COLUMNS, with the most that is held in it."""
-    events = timeline.moments[-1].event + 1
+    events = timeline.events
     number = min(events, COLUMNS)
     pixels = (width - LEFT) / number
     columns: list[Column] = []
@@ -206,7 +210,7 @@ def _places_of_units(plan: WrapPlan, timeline: Timeline, boxes: dict[int, int], 
 
     Those that begin less than MIN_PLACE after the one before have none.
     """
-    pixels = (width - LEFT) / (timeline.moments[-1].event + 1)
+    pixels = (width - LEFT) / (timeline.events)
     parts, last_x = [], -MIN_PLACE
     for (phase, order), group in groupby(timeline.moments, key=lambda moment: (moment.phase, moment.unit)):
         moments = list(group)
@@ -224,11 +228,11 @@ def _places_of_units(plan: WrapPlan, timeline: Timeline, boxes: dict[int, int], 
 
 def _sent(timeline: Timeline) -> dict[tuple[str, int], list[tuple[int, int]]]:
     """Return (order of the unit, bytes) of what begins at a place, by kind and place: an event, or one of COLUMNS."""
-    events = timeline.moments[-1].event + 1
+    events = timeline.events
     number = min(events, COLUMNS) if events > MAX_EVENTS else events
     sent: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
     for collective in timeline.collectives:
-        event = timeline.moments[min(collective.moment, len(timeline.moments) - 1)].event
+        event = timeline.event_of(collective)
         kind = "all-gather" if collective.kind == "all-gather" else "reduction"
         sent[kind, event * number // events].append((collective.unit, collective.wire_bytes))
     return sent
@@ -241,7 +245,7 @@ def _most_sent(timeline: Timeline) -> int:
 
 def _collectives(plan: WrapPlan, timeline: Timeline, boxes: dict[int, int], largest: int, width: int) -> list[str]:
     """Return a tick for each place at which collectives begin, as high as the bytes that a rank sends in them."""
-    bottom, events = TOP + HEIGHT + 6 + SENT_HEIGHT, timeline.moments[-1].event + 1
+    bottom, events = TOP + HEIGHT + 6 + SENT_HEIGHT, timeline.events
     pixels = (width - LEFT) / (COLUMNS if events > MAX_EVENTS else events)
     parts = [text(LEFT - 8, bottom - 8, "sent", size=FONT, anchor="end")]
     parts.append(f'<path d="M{LEFT} {bottom}H{width}" stroke="currentColor"/>')
