@@ -142,7 +142,7 @@ def test_choose_see_pin_launch_and_watch_on_one_screen(page):
     expect(page.locator(".mm-about .mm-b4")).to_be_visible()
 
     # The play head moves by keyboard, and stays where it is when another way is drawn.
-    head, now = page.locator(".mm-head"), page.locator(".mm-now")
+    head, now = page.locator(".mm-head"), page.locator(".mm-now > span")
     cell = "window.jupyterapp.shell.currentWidget.content.activeCellIndex"
     active = page.evaluate(cell)
     head.focus()
@@ -164,6 +164,17 @@ def test_choose_see_pin_launch_and_watch_on_one_screen(page):
     assert smallest_text(page, ".mm-cockpit") >= 12
     to_top(page)
     shot(page, "cockpit-play-head")
+    page.set_viewport_size({"width": 1920, "height": 1080})  # the pictures are larger there
+    to_top(page)
+    track = page.locator(".mm-head-track").bounding_box()
+    x = track["x"] + 0.7 * track["width"]
+    page.mouse.click(x, track["y"] + 30)
+    line = page.locator(".mm-head-line").bounding_box()
+    assert abs(line["x"] + line["width"] / 2 - x) <= track["width"] / int(head.get_attribute("max"))
+    expect(now).to_be_visible()
+    shot(page, "cockpit-play-head-1920")
+    page.set_viewport_size(CELL_AT_1280)
+    to_top(page)
     press(page, "REPLICATE")
 
     # A mistake stands where it was made, and beside the button that it disables.
