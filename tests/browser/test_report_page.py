@@ -25,6 +25,7 @@ from mmfsdp.kit.widgets.style import STYLE, WIDGET_STYLE
 from mmfsdp.params import FSDPParams, RunParams, TrainParams
 from mmfsdp.planning import make_plan
 from mmfsdp.predict.timeline import step_timeline
+from tests.tiny import tiny_batch, tiny_flamingo
 from tests.watched import SAID, watch
 
 pytestmark = pytest.mark.real
@@ -44,6 +45,9 @@ SCREENS = {"phone": {"width": 390, "height": 844}, "desk": {"width": 1280, "heig
 
 @pytest.mark.parametrize("screen, scheme", [("phone", "dark"), ("desk", "light"), ("desk", "dark")])
 def test_the_report_opens_offline_and_fits_the_screen(finished_run, screen, scheme):
+    planned = read_json(finished_run / "plan.json")
+    planned["plan"] = make_plan(tiny_flamingo(), FSDPParams(), world_size=2, example=tiny_batch().inputs()).to_dict()
+    write_json(finished_run / "plan.json", planned)
     path = write_report(finished_run)
     with chromium(viewport=SCREENS[screen], color_scheme=scheme, offline=True) as page:
         asked, errors = [], []
@@ -70,7 +74,7 @@ def the_play_head_moves(page):
     """Move the play head of the first plan by the keyboard, the mouse and its button."""
     head, now, play = page.locator(".mm-head").first, page.locator(".mm-now").first, page.locator(".mm-play").first
     seen = (
-        "plan => [...plan.querySelectorAll('[data-at]')].filter(e => e.getAttribute('visibility') !== 'hidden').length"
+        "plan => [...plan.querySelectorAll('[data-at]')].filter(e => e.getAttribute('visibility') === 'visible').length"
     )
     plan = page.locator(".mm-plan").first
     still, drawn = now.inner_text(), plan.evaluate(seen)

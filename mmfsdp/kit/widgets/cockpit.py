@@ -167,9 +167,7 @@ class Cockpit(CellWidget):
         self.figures.add_class("mm-cockpit-figures")
         self.activations = w.Checkbox(False, description="activations", indent=False)
         self.activations.observe(lambda _: self._draw(), "value")
-        self.right = w.VBox(
-            [self.stale, self.figures, self.activations, self.pictures, self._details, PlayHeads()]
-        )
+        self.right = w.VBox([self.stale, self.figures, self.activations, self.pictures, self._details, PlayHeads()])
         self.right.add_class("mm-cockpit-right")
         self._main = w.Box([self.choices, self.right])
         self._main.add_class("mm-cockpit-main")

@@ -6,7 +6,7 @@ Where no script runs, the head stands where a rank holds most.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import groupby
@@ -36,14 +36,18 @@ WORDS = {
     "x": "frees {}",
 }
 """What a rank does at an event, by a letter, with the names of the units."""
+HELD = "m"
+"""The letter of what a rank holds."""
 FRAME = "Each rank {}, and holds {}."
 """What it does, and bytes."""
 LETTERS = {"pre_forward": "F", "post_forward": "f", "pre_backward": "B", "post_backward": "b"}
 LETTERS |= {"no_gradient": "n", "end": "e"}
 """What an event is -> its letter."""
-MAX_STOPS = 400
+MAX_STOPS = 300
 """Of a step with more events, several are one stop of the head, and units are named by their boxes."""
-MIN_SLICE = 6.0
+MAX_NAMES = 2
+"""Of more units that a rank does the same with, it is said how many they are."""
+MIN_SLICE = 8.0
 """Pixels: of a box of more units than it has room for, several share a slice."""
 GRIP = 5
 """Pixels from the line of the head to the side of what a mouse takes hold of."""
@@ -130,7 +134,9 @@ class PlayHead:
         done = {}
         for letter in WORDS:
             if letter in self.happens[stop]:
-                done[letter] = list(dict.fromkeys(self._names[order] for order in self.happens[stop][letter]))
+                orders = set(self.happens[stop][letter])
+                names = list(dict.fromkeys(self._names[order] for order in self.happens[stop][letter]))
+                done[letter] = names if len(names) <= MAX_NAMES else [f"{len(orders)} units"]
         return {letter: names for letter, names in done.items() if names}
 
     def sentence(self, stop: int) -> str:
@@ -168,13 +174,18 @@ class PlayHead:
             dashes += f"{height:.4g} "
             y = bar + height
         html = ""
-        for (x, width), spans in self._slices(self._shown[look], trained).items():
+        slices = self._slices(self._shown[look], trained)
+        if not slices:
+            return []
+        common, _ = Counter(f"{width:.1f}" for _, width in slices).most_common(1)[0]
+        for (x, width), spans in slices.items():
             seen = any(first <= self.fullest <= last for first, last in spans)
-            at = " ".join(f"{first}-{last}" for first, last in spans)
-            hidden = "" if seen else ' visibility="hidden"'
-            line = f'd="M{x + width / 2:.1f} {top:.4g}V{bottom:.4g}" stroke-width="{width:.1f}"'
-            html += f'<path {line} data-at="{at}"{hidden}/>'
-        return [f'<g class="mm-{look}" fill="none" {style} stroke-dasharray="{dashes}9999">{html}</g>'] if html else []
+            at = " ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+            visible = ' visibility="visible"' if seen else ""
+            own_width = "" if f"{width:.1f}" == common else f' stroke-width="{width:.1f}"'
+            html += f'<path d="M{x + width / 2:.1f} {top:.4g}V{bottom:.4g}"{own_width} data-at="{at}"{visible}/>'
+        looks = f'visibility="hidden" fill="none" {style} stroke-width="{common}" stroke-dasharray="{dashes}9999"'
+        return [f'<g class="mm-{look}" {looks}>{html}</g>']
 
     def _slices(self, shown: Mapping[int, Iterable[Span]], trained: bool) -> dict[tuple[float, float], list[Span]]:
         """Return when each slice of a box is seen, by its x and width: with any of the units that share it."""
@@ -202,15 +213,14 @@ class PlayHead:
 
     def control(self, width: int) -> str:
         """Return what the keyboard moves, with all that a script needs; it is hidden until one runs."""
-        done = [self._done(stop) for stop in range(len(self.happens))]
         index: dict[str, int] = {}
-        for happens in done:
-            for name in [name for group in happens.values() for name in group]:
-                index.setdefault(name, len(index))
         stops = []
-        for happens, held in zip(done, self.held, strict=True):
-            codes = [f"{letter}{index[name]}" for letter, names in happens.items() for name in names]
-            stops.append(f"{''.join(codes)} {held}")
+        for stop, held in enumerate(self.held):
+            code = ""
+            for letter, names in (self._done(stop) | {HELD: [held]}).items():
+                for name in names:
+                    code += f"{letter}{index.setdefault(name, len(index))}"
+            stops.append(code)
         data = {"words": "\n".join(f"{letter}{words}" for letter, words in WORDS.items())}
         data["frame"] = FRAME
         data["names"] = "\n".join(index)

@@ -16,10 +16,10 @@ const mmPlayHead = (plan, kept = {}) => {
 
   const fill = (template, ...texts) => template.replaceAll("{}", () => texts.shift());
   const sentence = stop => {
-    const [codes, ...held] = stops[stop].split(" "), named = {};
-    for (const [, letter, name] of codes.matchAll(/(\D)(\d+)/g)) (named[letter] ||= []).push(names[name]);
+    const named = {};
+    for (const [, letter, name] of stops[stop].matchAll(/(\D)(\d+)/g)) (named[letter] ||= []).push(names[name]);
     const done = words.filter(word => named[word[0]]).map(word => fill(word.slice(1), named[word[0]].join(", ")));
-    return fill(input.dataset.frame, done.join(", "), held.join(" "));
+    return fill(input.dataset.frame, done.join(", "), named.m[0]);
   };
   const show = stop => {
     const text = sentence(stop);
@@ -29,7 +29,7 @@ const mmPlayHead = (plan, kept = {}) => {
     const { x: { baseVal: x }, width: { baseVal: width } } = track;
     line.setAttribute("transform", `translate(${x.value + (stop + 0.5) * width.value / stops.length} 0)`);
     for (const [shape, at] of shapes) {
-      const seen = at.some(([first, last]) => first <= stop && stop <= last);
+      const seen = at.some(([first, last = first]) => first <= stop && stop <= last);
       shape.setAttribute("visibility", seen ? "visible" : "hidden");
     }
   };
