@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from mmfsdp.core.plan import UnitKind
 from mmfsdp.kit.train.prepare import preview
 from mmfsdp.kit.widgets import style
 from mmfsdp.kit.widgets.cockpit import PICTURE_WIDTH
@@ -290,6 +291,10 @@ def test_the_play_head_shows_what_is_gathered_and_where_gradients_are(plans, way
         ]
         words = "to their owners" if plan.units[order].sharded else "with all ranks"
         assert said and all(words in head.sentence(stop) for stop in said)
+    frozen = next(unit for unit in plan.units if unit.kind is UnitKind.FROZEN and not unit.grad_flow)
+    sentences = [head.sentence(stop) for stop in range(len(head.happens))]
+    assert any(f"skips the backward of {frozen.name}," in sentence for sentence in sentences)
+    assert not any(re.search(rf"(begins|ends) the backward of {re.escape(frozen.name)}\b", s) for s in sentences)
 
 
 def test_where_no_script_runs_the_head_stands_where_most_is_held(plans):

@@ -23,19 +23,20 @@ Span = tuple[int, int]
 LOOKS = ("gathered", "whole", "own")
 """Gathered units, whole gradients, and the part of them that a rank owns."""
 WORDS = {
-    "F": "begins the forward of {}",
-    "f": "ends the forward of {}",
-    "B": "begins the backward of {}",
-    "b": "ends the backward of {}",
-    "n": "ends the backward of {}, which has no gradient",
-    "e": "ends the backward of the model",
-    "g": "gathers {}",
-    "w": "keeps the gradients of {} for the next micro-step",
-    "o": "sends the gradients of {} to their owners",
-    "a": "sums the gradients of {} with all ranks",
-    "x": "frees {}",
+    "F": ("begins the forward of {}", "begins its forward"),
+    "f": ("ends the forward of {}", "ends its forward"),
+    "B": ("begins the backward of {}", "begins its backward"),
+    "b": ("ends the backward of {}", "ends its backward"),
+    "n": ("ends the backward of {}, which has no gradient", "ends its backward, without a gradient"),
+    "s": ("skips the backward of {}", "skips its backward"),
+    "e": ("ends the backward of the model", "ends the backward of the model"),
+    "g": ("gathers {}", "gathers it"),
+    "w": ("keeps the gradients of {} for the next micro-step", "keeps its gradients for the next micro-step"),
+    "o": ("sends the gradients of {} to their owners", "sends its gradients to their owners"),
+    "a": ("sums the gradients of {} with all ranks", "sums its gradients with all ranks"),
+    "x": ("frees {}", "frees it"),
 }
-"""What a rank does at an event, by a letter, with the names of the units."""
+"""What a rank does at an event, by a letter: with the names of the units, and with the one that was named before."""
 HELD = "m"
 """The letter of what a rank holds."""
 FRAME = "Each rank {}, and holds {}."
@@ -66,7 +67,7 @@ class PlayHead:
         """Of each stop the orders of units by the letter of what a rank does with them."""
         self._shown: dict[str, dict[int, list[Span]]] = {look: defaultdict(list) for look in LOOKS}
         """Look -> order of a unit -> when it is seen."""
-        self.held: list[str] = []
+        self.held: list[str]
         """The most that a rank holds at each stop, without activations, in words."""
         most = max(timeline.moments, key=lambda moment: moment.without_activations)
         self.fullest = self.stop_of(most.event)
@@ -81,13 +82,20 @@ class PlayHead:
         return event * len(self.happens) // self._events
 
     def _read_moments(self, timeline: Timeline) -> None:
-        for stop, group in groupby(timeline.moments, key=lambda moment: self.stop_of(moment.event)):
-            moments = list(group)
-            for event in dict.fromkeys(moment.event for moment in moments):
-                first = next(moment for moment in moments if moment.event == event)
-                self.happens[stop][LETTERS[first.kind]].append(first.unit)
-            most = max(moment.without_activations for moment in moments)
-            self.held.append(size(timeline.constant + most))
+        most = [0] * len(self.happens)
+        in_backward: set[int] = set()
+        for event, moments in groupby(timeline.moments, key=lambda moment: moment.event):
+            first, *more = moments
+            stop, letter = self.stop_of(event), LETTERS[first.kind]
+            if first.kind == "pre_backward":
+                in_backward.add(first.unit)
+            elif first.kind == "post_backward" and first.unit not in in_backward:
+                letter = "s"  # of a unit that needs no backward, the wrapper ends it all the same
+            elif first.kind == "end":
+                in_backward.clear()
+            self.happens[stop][letter].append(first.unit)
+            most[stop] = max(most[stop], *(moment.without_activations for moment in (first, *more)))
+        self.held = [size(timeline.constant + held) for held in most]
 
     def _read_spans(self, timeline: Timeline) -> None:
         moments, end = timeline.moments, len(self.happens) - 1
@@ -130,18 +138,31 @@ class PlayHead:
         return names
 
     def _done(self, stop: int) -> dict[str, list[str]]:
-        """Return the names of units by the letter of what a rank does with them at a stop."""
-        done = {}
+        """Return the names of units by the letter of what a rank does with them at a stop.
+
+        No name stands for the unit that was named before.
+        """
+        done: dict[str, list[str]] = {}
+        named: set[int] = set()
         for letter in WORDS:
-            if letter in self.happens[stop]:
-                orders = set(self.happens[stop][letter])
-                names = list(dict.fromkeys(self._names[order] for order in self.happens[stop][letter]))
-                done[letter] = names if len(names) <= MAX_NAMES else [f"{len(orders)} units"]
-        return {letter: names for letter, names in done.items() if names}
+            orders = set(self.happens[stop].get(letter, ()))
+            if not orders:
+                continue
+            names = list(dict.fromkeys(self._names[order] for order in self.happens[stop][letter]))
+            if len(orders) == 1 and orders == named:
+                names = []
+            elif len(names) > MAX_NAMES:
+                names = [f"{len(orders)} units"]
+            done[letter] = names
+            named = orders if "{}" in WORDS[letter][0] else set()
+        return done
 
     def sentence(self, stop: int) -> str:
         """Return what a rank does at a stop, in words; a page's script says the same."""
-        parts = [WORDS[letter].format(", ".join(names)) for letter, names in self._done(stop).items()]
+        parts = []
+        for letter, names in self._done(stop).items():
+            with_names, same = WORDS[letter]
+            parts.append(with_names.format(", ".join(names)) if names else same)
         return FRAME.format(", ".join(parts), self.held[stop])
 
     def beneath(self) -> list[str]:
@@ -218,10 +239,10 @@ class PlayHead:
         for stop, held in enumerate(self.held):
             code = ""
             for letter, names in (self._done(stop) | {HELD: [held]}).items():
-                for name in names:
-                    code += f"{letter}{index.setdefault(name, len(index))}"
+                code += letter + ",".join(str(index.setdefault(name, len(index))) for name in names)
             stops.append(code)
-        data = {"words": "\n".join(f"{letter}{words}" for letter, words in WORDS.items())}
+        words = [f"{letter}{with_names}|{same}" for letter, (with_names, same) in WORDS.items()]
+        data = {"words": "\n".join(words)}
         data["frame"] = FRAME
         data["names"] = "\n".join(index)
         data["stops"] = ";".join(stops)

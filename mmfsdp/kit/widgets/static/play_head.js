@@ -16,10 +16,13 @@ const mmPlayHead = (plan, kept = {}) => {
 
   const fill = (template, ...texts) => template.replaceAll("{}", () => texts.shift());
   const sentence = stop => {
-    const named = {};
-    for (const [, letter, name] of stops[stop].matchAll(/(\D)(\d+)/g)) (named[letter] ||= []).push(names[name]);
-    const done = words.filter(word => named[word[0]]).map(word => fill(word.slice(1), named[word[0]].join(", ")));
-    return fill(input.dataset.frame, done.join(", "), named.m[0]);
+    const done = [];
+    for (const [, letter, indices] of stops[stop].matchAll(/([a-z])([\d,]*)/gi)) {
+      const named = indices.split(",").map(index => names[index]).join(", ");
+      if (letter === "m") return fill(input.dataset.frame, done.join(", "), named);
+      const [withNames, same] = words.find(line => line[0] === letter).slice(1).split("|");
+      done.push(indices ? fill(withNames, named) : same);
+    }
   };
   const show = stop => {
     const text = sentence(stop);
