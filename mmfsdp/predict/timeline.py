@@ -19,7 +19,7 @@ class Moment(NamedTuple):
     phase: str
     """forward or backward."""
     kind: str
-    """What the event is: see MemoryEvent."""
+    """Kind of the event: see MemoryEvent."""
     unit: int
     """Order of the unit whose event it is."""
     gathered: int

@@ -36,14 +36,14 @@ WORDS = {
     "a": ("sums the gradients of {} with all ranks", "sums its gradients with all ranks"),
     "x": ("frees {}", "frees it"),
 }
-"""What a rank does at an event, by a letter: with the names of the units, and with the one that was named before."""
+"""Actions of a rank at an event, by a letter: with the names of the units, and with the one that was named before."""
 HELD = "m"
 """The letter of what a rank holds."""
 FRAME = "Each rank {}, and holds {}."
-"""What it does, and bytes."""
+"""Of a sentence: its actions, and the bytes that it holds."""
 LETTERS = {"pre_forward": "F", "post_forward": "f", "pre_backward": "B", "post_backward": "b"}
 LETTERS |= {"no_gradient": "n", "end": "e"}
-"""What an event is -> its letter."""
+"""Kind of an event -> its letter."""
 MAX_STOPS = 300
 """Of a step with more events, several are one stop of the head, and units are named by their boxes."""
 MAX_NAMES = 2
