@@ -229,7 +229,7 @@ def prefetch() -> str | None:
     try:
         result = try_file(str(own_file()))
     except Refused as refused:
-        return refusal(str(refused))
+        return refusal(str(refused), {finding.code for finding in refused.findings})
     if "gradient flow" not in result.levels:
         return "Backward gathers units that it does not pass through: start those only that have a hook."
     for phase in ("forward", "backward"):
@@ -242,11 +242,11 @@ def prefetch() -> str | None:
     return None
 
 
-def refusal(words: str) -> str:
-    """Return the hint for a file that the arena refuses in these words."""
+def refusal(words: str, codes: set[str]) -> str:
+    """Return the hint for a file that the arena refuses in these words, by findings of these codes."""
     if "has no attribute 'wait'" in words:
         return WITHOUT_HANDLE
-    return f"The arena refuses the file: {words}. {NOT_WAITED if 'the loss of step' in words else ''}".rstrip()
+    return f"The arena refuses the file: {words}. {NOT_WAITED if codes & {'losses', 'weights'} else ''}".rstrip()
 
 
 NOT_WAITED = "Is each handle waited for before its pieces are filled, and taken out of `STARTED` then?"

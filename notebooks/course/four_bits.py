@@ -6,7 +6,9 @@ in a byte, and the scale in fp32.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mmfsdp import FSDPParams, make_plan
+from mmfsdp.kit.cli.class_copy import unpacked
 
 from .collectives import all_gather
 from .proof import shard_as_planned, train
@@ -21,6 +24,9 @@ from .toys import pictures_and_texts, toy_vlm
 
 Pack = Callable[[torch.Tensor], torch.Tensor]
 Fill = Callable[[Any, torch.Tensor], None]
+ADDED = Path(__file__).with_name("in_4_bits.py")
+MIDDLE = "# ---- yours ----\n"
+"""The line of ADDED after which the functions of the exercise stand."""
 
 
 def numbers_to_pack() -> torch.Tensor:
@@ -86,3 +92,13 @@ def fill_one(my_fsdp: Any, pack: Pack, fill: Fill) -> torch.Tensor:
 def weight_of_7_rows() -> torch.Tensor:
     """A matrix (7, 10), the same each time."""
     return torch.randn(7, 10, generator=torch.Generator().manual_seed(0))
+
+
+def file_in_4_bits(text: str, cell: str) -> str:
+    """Return the text of my_fsdp.py with frozen units in 4 bits. cell: of 11.four_bits, whose functions it takes."""
+    functions = [
+        ast.get_source_segment(cell, node) for node in ast.parse(cell).body if isinstance(node, ast.FunctionDef)
+    ]
+    added = ADDED.read_text(encoding="utf-8")
+    before, after = (unpacked(added) or added).split(MIDDLE)  # it is packed in the class's copy
+    return "\n\n\n".join([text, before + MIDDLE, *filter(None, functions), after])

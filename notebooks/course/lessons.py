@@ -157,3 +157,21 @@ def arena() -> None:
         print(hint)
         return
     main(["arena", str(own_file())])
+
+
+def arena_in_4_bits() -> None:
+    """Try the learner's file with frozen units in 4 bits in the arena: `pack` and `fill` are those of 11.four_bits."""
+    from mmfsdp.kit.cli import main
+    from mmfsdp.kit.widgets.ranks_cell.ranks_magic import artifacts
+
+    from .checks import hint_for
+    from .file_parts import own_file
+    from .four_bits import file_in_4_bits
+
+    if hint := hint_for("11.four_bits"):
+        print(hint)
+        return
+    cell = (artifacts("11.four_bits") / "cell.py").read_text(encoding="utf-8")
+    file = own_file().with_name("my_fsdp_4_bits.py")
+    file.write_text(file_in_4_bits(own_file().read_text(encoding="utf-8"), cell), encoding="utf-8")
+    main(["arena", str(file), "--to", str(file.with_name("arena_4_bits.json"))])

@@ -3,15 +3,20 @@ its counts alone."""
 
 import json
 import shutil
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
+import torch
+from course.four_bits import file_in_4_bits
 
 from mmfsdp.kit import cli
 from mmfsdp.kit.arena.gate import Refused, try_file
 from mmfsdp.kit.arena.report import picture, table
-from mmfsdp.kit.arena.result import LEVELS, read_result
+from mmfsdp.kit.arena.result import LEVELS, VERSION, read_result
+from mmfsdp.kit.arena.rounding import given_model, rounded_weights
 from mmfsdp.kit.arena.wall import PROGRESS, RESULT
+from mmfsdp.kit.cli.class_copy import read_book, solutions
 from mmfsdp.params import ParamError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,11 +36,14 @@ def wrap(model, budget):
 """Shards as mmfsdp does, and writes what its plan says."""
 
 
-def file_of(folder: Path, *added: str, text: str = "") -> Path:
-    """The course's file, with what is added to it in tests/files/arena."""
-    path = folder / ("_".join(added) or "course") / "my_fsdp.py"
-    path.parent.mkdir()
+def file_of(folder: Path, *added: str, text: str = "", in_4_bits: bool = False) -> Path:
+    """The course's file, with what is added to it in tests/files/arena. in_4_bits: by the solution of lesson 11."""
+    path = folder / ("_".join(added) or "course") / ("4_bits" if in_4_bits else "") / "my_fsdp.py"
+    path.parent.mkdir(parents=True)
     pieces = [(NOTEBOOKS / "fsdp_in_200_lines.py").read_text("utf-8")]
+    if in_4_bits:
+        cell = solutions(read_book(NOTEBOOKS / "11_change_the_real_one.ipynb"))["11.four_bits"]
+        pieces = [file_in_4_bits(pieces[0], cell.split("\n", 1)[1])]
     pieces += [(ROOT / f"files/arena/{name}.py").read_text("utf-8") for name in added if not text]
     path.write_text("\n".join([*pieces, text]), encoding="utf-8")
     return path
@@ -57,8 +65,15 @@ def test_files_of_different_quality_are_ordered_and_their_counts_are_those_of_th
     numbers = [result.number for result in results]
     assert None not in numbers and numbers == sorted(numbers, reverse=True) and len(set(numbers)) == 3
     assert "prefetch" in results[1].levels and "champion" in results[2].levels
-    assert results[2].levels == [level.name for level in LEVELS]
+    assert results[2].levels == [level.name for level in LEVELS if level.name != "4 bits"]
     assert results[2].mine.memory.largest < results[1].mine.memory.largest
+
+    rounded = try_file(str(file_of(tmp_path, in_4_bits=True)))
+    assert set(rounded.levels) - set(plain.levels) >= {"4 bits"} and rounded.number < plain.number
+    assert rounded.mine.rounded * 4 == rounded.mine.whole - rounded.mine.trainable
+    with_scales = 36 / 64 / 4  # bytes of 64 numbers in 4 bits with their scale, over those in fp32
+    gathers = plain.mine.sent["all-gather, backward"], rounded.mine.sent["all-gather, backward"]
+    assert gathers[1] < (with_scales + 0.05) * gathers[0] and rounded.mine.rest < plain.mine.rest / 3
 
     capsys.readouterr()
     results[2].write(course.with_name("arena.json"))
@@ -75,7 +90,7 @@ def check_that_a_changed_result_is_refused(path: Path) -> None:
         {"step_ms": 1.0},
         {"levels": ["shard"]},
         {"points": 7},
-        {"version": 2},
+        {"version": VERSION + 1},
         {"mine": None},
         {"mine": {**json.loads(whole)["mine"], "events": [["wait", 0]]}},
         {"mine": {**json.loads(whole)["mine"], "rest": -1}},
@@ -103,6 +118,37 @@ def check_the_page_of_a_class(folder: Path, result: Path, capsys) -> None:
     page = to.read_text("utf-8")
     assert page.count("<tr>") == 21 and "<img" not in page and "refused" in page and "<td>link" not in page
     assert page.index("student 19") < page.index("student 04"), "those with a number come first"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "added, said",
+    [
+        ("drops_bits", r"up\.weight is \d+% off in forward, and rounding to 4 bits may be 1\d% off"),
+        ("rounds_adapters", "projector.weight trains, and its values in the first forward are not the given ones"),
+        ("keeps_copies", r"gathers [\d,]+, and it lacks [\d,]+"),
+        ("packs_as_numbers", r"gathers [\d,]+, and it lacks [\d,]+"),
+    ],
+)
+def test_a_file_that_rounds_more_than_it_says_is_refused(tmp_path, added, said):
+    with pytest.raises(Refused, match=said):
+        try_file(str(file_of(tmp_path, added, in_4_bits=True)))
+
+
+def test_weights_may_be_rounded_as_much_as_by_nf4_if_they_are_frozen():
+    name, trains, generator = "layers.0.up.weight", "projector.bias", torch.random.get_rng_state()
+    given = {n: p.detach() for n, p in given_model().named_parameters()}
+    assert torch.equal(torch.random.get_rng_state(), generator)
+
+    def said(name: str, weight: torch.Tensor) -> tuple[list[str], str]:
+        rounded, findings = rounded_weights({name: b64encode(weight.numpy().tobytes()).decode()})
+        return list(rounded), "".join(finding.message for finding in findings)
+
+    assert said(name, given[name]) == ([], "")
+    assert said(name, given[name].bfloat16().float()) == ([name], "")
+    for weight in (torch.zeros_like(given[name]), given[name].flip(0), torch.full_like(given[name], torch.nan)):
+        assert "off in forward" in said(name, weight)[1]
+    assert "trains" in said(trains, given[trains].bfloat16().float())[1]
 
 
 @pytest.mark.real

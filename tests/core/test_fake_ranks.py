@@ -192,9 +192,9 @@ def gathers_of(plan: WrapPlan):
     layer_of = {unit.unsharded_bytes: unit.modules[0] for unit in plan.gathered_units}
     gathered: list[str] = []
 
-    def note_collective(kind: str, nbytes: int, ranks: int) -> None:
+    def note_collective(kind: str, tensors: list[torch.Tensor], ranks: int) -> None:
         if kind == "all-gather":
-            gathered.append(layer_of[nbytes])
+            gathered.append(layer_of[sum(tensor.nbytes for tensor in tensors)])
 
     kernels = register_counting_kernels(note_collective)
     try:

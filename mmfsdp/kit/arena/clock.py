@@ -29,6 +29,20 @@ NARROWER = 0.5
 """Bytes of bf16 for each of the fp32 in which the arena's model computes."""
 
 
+def as_fp32(events: list[Event]) -> list[Event]:
+    """Return the events with all sends in fp32: of any other dtype a byte counts twice.
+
+    Since fp32 is played as bf16, of half its bytes, other bytes are then played as they are.
+    """
+    wide = []
+    for event in events:
+        if event[0] == "send" and event[4] != "float32":
+            _, kind, nbytes, phase, _ = event
+            event = ["send", kind, 2 * nbytes, phase, "float32"]
+        wide.append(event)
+    return wide
+
+
 def times_larger(parameters: float, whole: int) -> float:
     """Return how many times as many parameters these are as those of the arena's model, of `whole` bytes in fp32."""
     return parameters / (whole / torch.float32.itemsize)
@@ -36,7 +50,7 @@ def times_larger(parameters: float, whole: int) -> float:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a rank of the arena's model holds, from measurements on 2 and on 3 ranks."""
+    """Bytes that a rank of the arena's model holds, as in fp32, from measurements on 2 and on 3 ranks."""
 
     whole: int
     """All parameters of the model."""
@@ -51,8 +65,9 @@ class Memory:
     @classmethod
     def of(cls, two: Mapping[str, Any], three: Mapping[str, Any]) -> Memory:
         """Return what measurements on two and on three ranks say together."""
-        shared = max(0.0, (two["rest"] - three["rest"]) * 6.0)
-        kept = max(0.0, two["rest"] - shared / 2)
+        of_two, of_three = (found["rest"] + found["packed"] for found in (two, three))  # packed bytes count twice
+        shared = max(0.0, (of_two - of_three) * 6.0)
+        kept = max(0.0, of_two - shared / 2)
         more = max(0, three["peak"] - three["activations"])
         return cls(three["whole"], kept, shared, more, three["activations"])
 
@@ -131,12 +146,12 @@ def play(events: list[Event], *, whole: int, own_stream: bool = False) -> Played
     ends: list[float] = []
     gathers: set[int] = set()
     spans: list[Span] = []
-    for event in events:
+    for event in as_fp32(events):
         if event[0] == "compute":
             spans.append(Span("compute", now, now + event[1] * longer, event[2]))
             now = spans[-1].end
         elif event[0] == "send":
-            _, kind, nbytes, phase = event
+            _, kind, nbytes, phase, _ = event
             wire = ring_bytes(kind, int(nbytes * times * NARROWER), RANKS)
             is_gather = kind == "all-gather"
             ready = taken[-2 if phase == "forward" else -1]

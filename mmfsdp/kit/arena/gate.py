@@ -10,8 +10,10 @@ from typing import Any
 from ...params import ParamError
 from ...params.findings import Finding
 from ..spawn_ranks import on_ranks
+from .clock import as_fp32
 from .ranks import measure
 from .result import Counts, Result, digest
+from .rounding import LEAST_BITS, rounded_weights, trained_alone
 from .step_log import sent
 
 WORLDS = (2, 3)
@@ -33,7 +35,7 @@ def try_file(path: str) -> Result:
     """Run a file on two and on three ranks, beside torch's `fully_shard`, and return its result.
 
     The file's code is executed, in processes of their own. Raises ParamError if there is no such file, Refused if it
-    fails, computes anything else, or sends what it does not count.
+    fails, computes anything else, rounds more than frozen weights to 4 bits, or sends what it does not count.
     """
     if not Path(path).is_file():
         raise ParamError("FILE", f"{path!r} is not a file; lessons 02 and 03 write my_fsdp.py")
@@ -46,7 +48,11 @@ def try_file(path: str) -> Result:
         except Exception as error:
             words = f"on {world} ranks, the file fails: {last_line(error)}"
             raise Refused([Finding("error", "fails", words)], traceback=str(error)) from error
-        if findings := faults(*([rank[name] for rank in found[world]] for name in ("mine", "torchs"))):
+        mine, torchs = ([rank[name] for rank in found[world]] for name in ("mine", "torchs"))
+        rounded, findings = rounded_weights(mine[0]["weights"])
+        mine[0]["rounded"], torchs[0]["rounded"] = sum(weight.numel() for weight in rounded.values()), 0
+        alone = trained_alone(rounded, seed, world) if rounded else None
+        if findings := findings or faults(mine, alone or torchs):
             raise Refused(findings)
     counts = {name: Counts.of(found[2][0][name], found[3][0][name]) for name in ("mine", "torchs")}
     return Result(Path(path).name, digest(path), **counts)
@@ -58,20 +64,21 @@ def last_line(error: Exception) -> str:
     return lines[-1].strip() if lines else type(error).__name__
 
 
-def faults(mine: list[dict[str, Any]], torchs: list[dict[str, Any]]) -> list[Finding]:
-    """Return what is wrong with a file's measurements, by rank, beside torch's."""
-    world = len(mine)
+def faults(mine: list[dict[str, Any]], right: list[dict[str, Any]]) -> list[Finding]:
+    """Return what is wrong with a file's measurements, by rank. right: the losses and norms that are right."""
+    world, rounded = len(mine), mine[0]["rounded"]
+    whose = "that of the model with these rounded weights" if rounded else "fully_shard's"
     found: list[Finding] = []
 
     def add(code: str, message: str, fix: str) -> None:
         found.append(Finding("error", code, f"on {world} ranks, {message}", fix))
 
-    for rank, (own, other) in enumerate(zip(mine, torchs, strict=True)):
+    for rank, (own, other) in enumerate(zip(mine, right, strict=True)):
         for name in ("losses", "norms"):
             for step, (value, expected) in enumerate(zip(own[name], other[name], strict=True)):
                 if not found and not isclose(value, expected, rel_tol=1e-4):
                     what = {"losses": "the loss", "norms": "the norm of the gradient"}[name]
-                    words = f"{what} of step {step} on rank {rank} is {value:.6g}, and fully_shard's is {expected:.6g}"
+                    words = f"{what} of step {step} on rank {rank} is {value:.6g}, and {whose} is {expected:.6g}"
                     add(name, words, "%%ranks 2 03.backward shows which unit differs")
         if own["events"] and sent(own["events"], world) != sent(mine[0]["events"], world):
             add(
@@ -81,11 +88,13 @@ def faults(mine: list[dict[str, Any]], torchs: list[dict[str, Any]]) -> list[Fin
             words = f"rank {rank} wrote {own['written']:,} bytes, and {own['sent']:,} were counted"
             add("not-counted", words, "send by torch.distributed's collectives alone, and leave the counter alone")
     own = mine[0]
-    forward = sent(own["events"], world).get("all-gather, forward", 0)
-    if forward < 0.98 * (own["whole"] - own["rest"]):
-        missing = own["whole"] - own["rest"]
-        words = f"a rank holds {own['rest']:,} bytes at rest and gathers {forward:,}, and it lacks {missing:,}"
-        add("hidden", words, "keep weights in tensors of torch, where they are counted")
+    # All as in fp32, of which the clock takes half: of 4 bytes of a rounded number so many are enough.
+    enough = own["whole"] - rounded * (4 - LEAST_BITS / 8 * 2)
+    rest = own["rest"] + own["packed"]
+    forward = sent(as_fp32(own["events"]), world).get("all-gather, forward", 0)
+    if forward < 0.98 * (enough - rest):
+        words = f"a rank holds {rest:,} bytes at rest and gathers {forward:,}, and it lacks {enough - rest:,.0f}"
+        add("hidden", words, "keep and send weights in tensors of torch, in their own dtype, where they are counted")
     averaged = sum(n for kind, n in sent(own["events"], world).items() if kind.startswith(("reduce", "all-reduce")))
     if averaged < 0.98 * own["trainable"] * (world - 1) / world:
         add("not-averaged", f"a rank sends {averaged:,} bytes of gradients", "reduce each gradient that trains")

@@ -9,8 +9,10 @@ import gc
 import importlib.util
 import os
 import sys
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +49,9 @@ def measure(path: str, seed: int) -> dict[str, dict[str, Any]]:
     Returns:
         What was measured, as plain data, for "torchs" and "mine": "losses" of the steps; "norms", of the gradient over
         all ranks, of the steps and of two micro-batches without a reduction between them; "events" of a step,
-        "accumulated", those of the two micro-batches; in bytes "whole", "trainable", "rest", "peak", "activations", and
-        "sent" and "written": of all steps, as counted and as the system counts them, None where it does not.
+        "accumulated", those of the two micro-batches; in bytes "whole", "trainable", "rest", "packed", "peak",
+        "activations", and "sent" and "written": of all steps, as counted and as the system counts them, None where it
+        does not. For "mine" on rank 0 also "weights", as the modules saw them.
     """
     written = count_written()
     activations = plain_activations(seed)
@@ -59,8 +62,10 @@ def measure(path: str, seed: int) -> dict[str, dict[str, Any]]:
     ways: dict[str, tuple[Wrap, NoSync]] = {"torchs": (lambda net: model.wrap(net, torchs_shard), torchs_no_sync)}
     found = {"torchs": train(*ways["torchs"], seed, written)}
     ways["mine"] = ways_of(path, clock.budget(whole, activations))  # not before all else is measured
-    found["mine"] = train(*ways["mine"], seed, written)
     rank, world = dist.get_rank(), dist.get_world_size()
+    weights: dict[str, str] = {}
+    found["mine"] = train(*ways["mine"], seed, written, weights if rank == 0 else None)
+    found["mine"]["weights"] = weights
     dist.destroy_process_group()
     # gloo's threads free their tensors a little late, which would count for the peak.
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
@@ -106,10 +111,22 @@ def torchs_no_sync(units: list[FSDPModule]) -> Iterator[None]:
     units[-1].set_requires_gradient_sync(True)
 
 
-def train(wrap: Wrap, no_sync: NoSync, seed: int, written: Callable[[], int | None]) -> dict[str, Any]:
-    """Train with SGD, in which a factor of the gradient counts. Return all but the peak."""
+def train(
+    wrap: Wrap,
+    no_sync: NoSync,
+    seed: int,
+    written: Callable[[], int | None],
+    weights: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Train with SGD, in which a factor of the gradient counts. Return all but the peak.
+
+    weights: takes the weights that the modules see in the first forward, by name: fp32, in base64.
+    """
     net, rank = model.build(), dist.get_rank()
+    shapes = {name: p.shape for name, p in net.named_parameters()}
     units = wrap(net)
+    if weights is not None:
+        note_weights(net, shapes, weights)
     trainable = [p for p in net.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trainable, lr=LEARNING_RATE)
     found: dict[str, Any] = {"losses": [], "norms": [], "sent": 0}
@@ -133,8 +150,27 @@ def train(wrap: Wrap, no_sync: NoSync, seed: int, written: Callable[[], int | No
         optimizer.zero_grad()
         del loss
     found["written"] = None if before is None else (written() or 0) - before
-    found["rest"] = bytes_held()
+    found["rest"], found["packed"] = bytes_held()
     return found
+
+
+def note_weights(net: nn.Module, shapes: dict[str, torch.Size], weights: dict[str, str]) -> None:
+    """Note each parameter as its module sees it in its first forward. shapes: those before sharding.
+
+    It is copied out of torch, so that it is no tensor that the rank keeps. A tensor of another shape is a shard or a
+    code, which nobody can compare; then the losses alone say what was computed.
+    """
+
+    def note(name: str, attribute: str, module: nn.Module, args: Any) -> None:
+        weight = getattr(module, attribute, torch.empty(0))
+        if name not in weights and type(weight) in (torch.Tensor, nn.Parameter) and weight.shape == shapes[name]:
+            copy = weight.detach().to(torch.float32, copy=True)  # a storage that numpy shares is not resizable
+            weights[name] = b64encode(copy.numpy().tobytes()).decode()
+
+    for name in shapes:
+        owner, _, attribute = name.rpartition(".")
+        # Hooks run in the order in which they were registered: the file's own have gathered the weight.
+        net.get_submodule(owner).register_forward_pre_hook(partial(note, name, attribute))
 
 
 def gloos_bytes(events: list[Any]) -> int:
@@ -154,16 +190,19 @@ def gradient_norm(parameters: list[nn.Parameter]) -> float:
     return square.sqrt().item()
 
 
-def bytes_held() -> int:
-    """Return the memory of all tensors of this process."""
+def bytes_held() -> tuple[int, int]:
+    """Return the memory of all tensors of this process, and the part of it that is not of fp32 alone."""
     gc.collect()
     memory: dict[int, int] = {}
+    packed: dict[int, int] = {}
     for thing in gc.get_objects():
         if issubclass(type(thing), torch.Tensor) and not isinstance(thing, FakeTensor):
             local = thing.to_local() if hasattr(thing, "to_local") else thing
             storage = local.untyped_storage()
             memory[storage.data_ptr()] = storage.nbytes()
-    return sum(memory.values())
+            if local.dtype is not torch.float32:
+                packed[storage.data_ptr()] = storage.nbytes()
+    return sum(memory.values()), sum(packed.values())
 
 
 def plain_activations(seed: int) -> int:

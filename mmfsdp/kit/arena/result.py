@@ -13,14 +13,16 @@ import torch
 
 from ...params import ParamError
 from ..run.files.folder import read_json, write_json
-from .clock import MACHINE, PARAMETERS, RANKS, Memory, Played, play
+from .clock import MACHINE, PARAMETERS, RANKS, Memory, Played, as_fp32, play
 from .model import BLOCKS, Block
 from .step_log import Event, sent
 
-VERSION = 1
+VERSION = 2
 """Of the rules: the model, the machine and the clock. Results of different versions are not compared."""
 MAX_EVENTS = 2_000
 """Of a step. The model has 13 units."""
+MAY_BE_0 = ("packed", "packed_of_two", "rounded")
+"""Counts of a file that rounds."""
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "broadcast")
 with torch.device("meta"):
     ENCODER = BLOCKS * sum(p.nbytes for p in Block().parameters())
@@ -41,6 +43,7 @@ LEVELS = (
     Level("policy", "03", "fewer bytes are sent than by fully_shard, and it fits"),
     Level("prefetch", "05", "a unit is gathered while another one computes"),
     Level("accumulation", "05", "gradients of two micro-batches are reduced once"),
+    Level("4 bits", "11", "frozen weights are kept and sent in less than a third of bf16's bytes"),
     Level("champion", "the final project", "the step is shorter than fully_shard's, and it fits"),
 )
 
@@ -56,6 +59,11 @@ class Counts:
     rest: int
     rest_of_two: int
     """On two ranks."""
+    packed: int
+    """Bytes at rest that are not of fp32."""
+    packed_of_two: int
+    rounded: int
+    """The count of numbers in frozen parameters that are rounded."""
     peak: int
     activations: int
     trainable: int
@@ -64,14 +72,30 @@ class Counts:
     @classmethod
     def of(cls, two: Mapping[str, Any], three: Mapping[str, Any]) -> Counts:
         """Return the counts of measurements on two and on three ranks."""
-        names = {f.name for f in fields(cls)} - {"rest_of_two"}
-        return cls(**{name: three[name] for name in names}, rest_of_two=two["rest"])
+        names = {f.name for f in fields(cls)} - {"rest_of_two", "packed_of_two"}
+        counts = {name: three[name] for name in names}
+        return cls(**counts, rest_of_two=two["rest"], packed_of_two=two["packed"])
 
     @property
     def memory(self) -> Memory:
         """The memory that follows for any number of ranks."""
-        rest = {"rest": self.rest, "whole": self.whole, "peak": self.peak, "activations": self.activations}
-        return Memory.of({"rest": self.rest_of_two}, rest)
+        return Memory.of({"rest": self.rest_of_two, "packed": self.packed_of_two}, vars(self))
+
+    @property
+    def stored(self) -> float:
+        """The bytes, as in fp32, of all parameters in the form in which they are at rest."""
+        memory = self.memory
+        return min(self.whole, memory.kept + memory.shared) if self.rounded else self.whole
+
+    @property
+    def frozen_in_4_bits(self) -> bool:
+        """True if all frozen weights but biases are rounded, and small at rest and in forward's gathers.
+
+        Less than a third of bf16's bytes: 4 bits with a scale for 64 numbers take 28 %, int8 more than half.
+        """
+        frozen = self.whole - self.trainable
+        small = max(self.stored, gathered(self, "forward")) - self.trainable < frozen / 3
+        return self.rounded * torch.float32.itemsize >= 0.9 * frozen and small
 
     @property
     def sent(self) -> dict[str, int]:
@@ -110,15 +134,17 @@ class Result:
     def levels(self) -> list[str]:
         """The names of LEVELS that the file has reached."""
         mine, torchs = self.mine, self.torchs
-        share = mine.memory
+        encoder = (mine.stored - mine.trainable) * ENCODER / (mine.whole - mine.trainable)
+        own, others = (sum(sent(as_fp32(counts.events), 3).values()) for counts in (mine, torchs))
         alone = play(waiting_at_once(mine.events), whole=mine.whole)
         reached = {
-            "shard": share.shared >= 0.1 * mine.whole,
-            "gradient flow": gathered(mine, "backward") <= 1.02 * (mine.whole - ENCODER)
+            "shard": mine.memory.shared >= 0.1 * mine.stored,
+            "gradient flow": gathered(mine, "backward") <= 1.02 * (mine.stored - encoder)
             and reduced(mine.events) <= 1.1 * mine.trainable,
-            "policy": self.fits and sum(mine.sent.values()) < sum(torchs.sent.values()),
+            "policy": self.fits and own < others,
             "prefetch": self.played().waited < 0.9 * alone.waited,
             "accumulation": reduced(mine.accumulated) <= 1.02 * reduced(mine.events),
+            "4 bits": mine.frozen_in_4_bits,
             "champion": self.fits and self.played().seconds < self.torchs_played().seconds,
         }
         return [level.name for level in LEVELS if reached[level.name]]
@@ -150,15 +176,15 @@ def digest(path: str) -> str:
 
 
 def gathered(counts: Counts, phase: str) -> int:
-    """Return the bytes of the whole tensors that are gathered in a phase."""
-    sends = [event for event in counts.events if event[0] == "send"]
-    return sum(nbytes for _, kind, nbytes, when in sends if kind == "all-gather" and when == phase)
+    """Return the bytes, as in fp32, of the whole tensors that are gathered in a phase."""
+    sends = [event for event in as_fp32(counts.events) if event[0] == "send"]
+    return sum(nbytes for _, kind, nbytes, when, _ in sends if kind == "all-gather" and when == phase)
 
 
 def reduced(events: list[Event]) -> int:
     """Return the bytes of the whole tensors that are reduced, in forward and backward."""
     sends = [event for event in events if event[0] == "send"]
-    return sum(nbytes for _, kind, nbytes, _ in sends if kind in ("reduce-scatter", "all-reduce"))
+    return sum(nbytes for _, kind, nbytes, _, _ in sends if kind in ("reduce-scatter", "all-reduce"))
 
 
 def waiting_at_once(events: list[Event]) -> list[Event]:
@@ -200,7 +226,11 @@ def _result_of(values: Mapping[str, Any]) -> Result:
 
 
 def _counts_of(values: Mapping[str, Any]) -> Counts:
-    numbers = {f.name: _natural(values[f.name]) for f in fields(Counts) if f.type == "int"}
+    numbers = {}
+    for field in fields(Counts):
+        if field.type == "int":
+            least = 0 if field.name in MAY_BE_0 else 1
+            numbers[field.name] = _natural(values[field.name], least=least)
     return Counts(events=_events_of(values["events"]), accumulated=_events_of(values["accumulated"]), **numbers)
 
 
@@ -213,8 +243,10 @@ def _events_of(rows: Any) -> list[Event]:
         match row:
             case ["compute", int(flops), "forward" | "backward" as phase] if flops >= 0:
                 events.append(["compute", flops, phase])
-            case ["send", str(kind), int(nbytes), "forward" | "backward" as phase] if kind in KINDS and nbytes >= 0:
-                events.append(["send", kind, nbytes, phase])
+            case ["send", str(kind), int(nbytes), "forward" | "backward" as phase, str(dtype)] if (
+                kind in KINDS and nbytes >= 0
+            ):
+                events.append(["send", kind, nbytes, phase, dtype])
                 sends += 1
             case ["wait", int(number)] if 0 <= number < sends:
                 events.append(["wait", number])
@@ -223,7 +255,7 @@ def _events_of(rows: Any) -> list[Event]:
     return events
 
 
-def _natural(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 40:
-        raise ValueError(f"{str(value)[:40]!r} is not a number of bytes")
+def _natural(value: Any, *, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 40:
+        raise ValueError(f"{str(value)[:40]!r} is not a count")
     return value

@@ -16,8 +16,8 @@ from ...core.plan import ring_bytes
 from ..train.meters import register_counting_kernels
 
 Event = list[Any]
-"""["compute", FLOPs, phase], ["send", kind, bytes of the whole tensor, phase] or ["wait", number of the send]; phase is
-forward or backward. Sends are numbered from 0, as plain data that JSON keeps."""
+"""["compute", FLOPs, phase], ["send", kind, bytes of the whole tensor, phase, dtype] or ["wait", number of the send];
+phase is forward or backward, dtype as in float32. Sends are numbered from 0, as plain data that JSON keeps."""
 
 
 class StepLog:
@@ -41,9 +41,10 @@ class StepLog:
         else:
             self.events.append(["compute", flops, self.phase])
 
-    def add_send(self, kind: str, nbytes: int, ranks: int) -> int:
-        """Add a collective, and return its number."""
-        self.events.append(["send", kind, nbytes, self.phase])
+    def add_send(self, kind: str, tensors: list[torch.Tensor], ranks: int) -> int:
+        """Add a collective of tensors of one dtype, and return its number."""
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        self.events.append(["send", kind, nbytes, self.phase, str(tensors[0].dtype).removeprefix("torch.")])
         self._sends += 1
         return self._sends - 1
 
@@ -113,7 +114,7 @@ def sent(events: list[Event], ranks: int) -> dict[str, int]:
     total: Counter[str] = Counter()
     for event in events:
         if event[0] == "send":
-            _, kind, nbytes, phase = event
+            _, kind, nbytes, phase, _ = event
             total[f"{kind}, {phase}"] += ring_bytes(kind, nbytes, ranks)
     return dict(total)
 

@@ -21,6 +21,7 @@ PACKED = (
     "course/clinic_references.py",
     "course/clinic_stories.py",
     "course/four_bits.py",
+    "course/in_4_bits.py",
     "course/questions.yaml",
 )
 BEFORE_CODE, AFTER_CODE = "import base64, zlib\n\nexec(zlib.decompress(base64.b64decode('", "')))\n"

@@ -77,7 +77,7 @@ class Collectives:
         """Bytes this rank sent."""
         return sum(row.wire_bytes for row in self.rows())
 
-    def _add(self, kind: str, nbytes: int, ranks: int) -> None:
+    def _add(self, kind: str, tensors: list[torch.Tensor], ranks: int) -> None:
         if torch._C._current_graph_task_id() != -1:  # autograd is running a backward in this thread
             phase = "backward"
         elif threading.get_ident() != self._thread:
@@ -89,7 +89,7 @@ class Collectives:
             phase = "control" if kind == "all-reduce" else "forward"
         counts = self._counts.setdefault((kind, phase, ranks), [0, 0])
         counts[0] += 1
-        counts[1] += nbytes
+        counts[1] += sum(tensor.nbytes for tensor in tensors)
 
 
 class WireMeter(Callback):
@@ -141,9 +141,9 @@ OPERATORS = {
 
 
 def register_counting_kernels(
-    count: Callable[[str, int, int], Any], returned: Callable[[Any, Any], None] | None = None
+    count: Callable[[str, list[torch.Tensor], int], Any], returned: Callable[[Any, Any], None] | None = None
 ) -> torch.library.Library:
-    """Register a kernel for each operator that calls `count(kind, bytes, ranks)`, and passes the call on.
+    """Register a kernel for each operator that calls `count(kind, full tensors, ranks)`, and passes the call on.
 
     returned: called with what `count` returned, and with what the operator did: tensors, then c10d's Work. It is
     registered under the autograd keys, which c10d leaves free, above the devices' own.
@@ -158,17 +158,16 @@ def register_counting_kernels(
 
 
 def counting_kernel(
-    name: str, count: Callable[[str, int, int], Any], returned: Callable[[Any, Any], None] | None
+    name: str, count: Callable[[str, list[torch.Tensor], int], Any], returned: Callable[[Any, Any], None] | None
 ) -> Callable[..., Any]:
     """Return a kernel that counts a call and passes it on to the device's kernel."""
     kind, tensor_index, group_index = OPERATORS[name]
     operator = getattr(torch.ops.c10d, name).default
 
     def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        nbytes = sum(tensor.nbytes for tensor in tree_leaves(args[tensor_index]))
         # The group may be one axis of a mesh, with fewer ranks than the world.
         ranks = ProcessGroup.unbox(args[group_index]).size()
-        counted = count(kind, nbytes, ranks)
+        counted = count(kind, tree_leaves(args[tensor_index]), ranks)
         result = operator.redispatch(keys & torch._C._after_autograd_keyset, *args, **kwargs)
         if returned is not None:
             returned(counted, result)
