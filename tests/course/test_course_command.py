@@ -143,8 +143,10 @@ def test_a_wheel_brings_the_course_and_its_notebooks_run_in_another_environment(
     outputs = env.notebook(*cells[: first_ranks + 1], where, cwd=copy / "notebooks")
     assert "I am rank 0 of 2" in outputs and "I am rank 1 of 2" in outputs
     assert f"{env.packages}/mmfsdp/__init__.py {copy}/notebooks/course/__init__.py" in outputs
-    brought = {name for name in files_of(env.packages / "mmfsdp/course_files") if not name.endswith(".pyc")}
+    with zipfile.ZipFile(env.packages / "mmfsdp/course_files.zip") as packed:
+        brought = {name for name in packed.namelist() if not name.endswith("/")}
     assert brought == tracked("notebooks", "slides"), "the teacher's copy is whole, too"
+    assert not [name for name in files_of(env.packages / "mmfsdp") if name.endswith(".ipynb")], "solutions are packed"
 
 
 @pytest.mark.real

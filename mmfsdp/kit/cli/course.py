@@ -5,8 +5,11 @@ from __future__ import annotations
 import fnmatch
 import posixpath
 import re
+import shutil
+import tempfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from ...params import ParamError
@@ -42,20 +45,8 @@ def course(values: Namespace) -> int:
     target = Path(values.folder)
     if target.exists() and not target.is_dir():
         raise ParamError("DIR", f"{values.folder!r} is a file; name a folder, or one that does not exist yet")
-    source = course_source()
-    # With --student and --replace the notebooks would lose their solutions.
-    if source.resolve() == target.resolve():
-        raise ParamError("DIR", f"{values.folder!r} is the course itself; name another folder")
-    if values.colab and not values.student:
-        raise ParamError("--colab", "is for a copy without answers; add --student")
-    if values.student:
-        address = address_of(values.colab) if values.colab else None
-        check_has_no_answers(target)
-        files = student_files(source)
-        if address is not None:
-            files = for_colab(files, address)
-    else:
-        files = teacher_files(source)
+    with course_source() as source:
+        files = files_for(values, source, target)
     written, kept = write_files(with_links_inside(files), target, replace=values.replace)
     print(f"{target}: {written} of {len(files)} files written")
     if kept:
@@ -65,11 +56,33 @@ def course(values: Namespace) -> int:
     return 0
 
 
-def course_source() -> Path:
-    """Return the folder with the notebooks and slides: in the package if it came as a wheel, else beside it."""
-    for folder in (PACKAGE / "course_files", PACKAGE.parent):
-        if (folder / "notebooks" / "contents.ipynb").is_file():
-            return folder
+def files_for(values: Namespace, source: Path, target: Path) -> dict[str, bytes]:
+    """Return the files that the command's options ask for, by their path in the copy. Raises ParamError."""
+    # With --student and --replace the notebooks would lose their solutions.
+    if source.resolve() == target.resolve():
+        raise ParamError("DIR", f"{values.folder!r} is the course itself; name another folder")
+    if values.colab and not values.student:
+        raise ParamError("--colab", "is for a copy without answers; add --student")
+    if values.student:
+        address = address_of(values.colab) if values.colab else None
+        check_has_no_answers(target)
+        files = student_files(source)
+        return files if address is None else for_colab(files, address)
+    return teacher_files(source)
+
+
+@contextmanager
+def course_source() -> Iterator[Path]:
+    """Yield the folder with the notebooks and slides: unpacked if the package came as a wheel, else beside it."""
+    packed = PACKAGE / "course_files.zip"
+    if packed.is_file():
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.unpack_archive(packed, folder)
+            yield Path(folder)
+        return
+    if (PACKAGE.parent / "notebooks" / "contents.ipynb").is_file():
+        yield PACKAGE.parent
+        return
     words = (
         f"this installation has no notebooks: they are not in {PACKAGE}, and not beside it; install mmfsdp from its "
     )
