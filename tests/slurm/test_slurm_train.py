@@ -34,7 +34,7 @@ def test_two_nodes_train_sharded_and_hybrid_at_once_and_from_within_an_allocatio
     assert "COMPLETED" in state, done.stdout + done.stderr
     told = cluster.ask("scontrol", "show", "job", number).stdout
     assert "JobName=hybrid" in told and "NumNodes=2" in told and "NumTasks=4" in told and "gres:gpu" not in told
-    assert "MinMemoryNode=0" in told and "TimeLimit=00:10:00" in told
+    assert "MinMemoryNode=0" in told and f"TimeLimit=00:{SLURM['launch.timeout_min']}:00" in told
     state = sharded.wait(600)
     assert state.ok, f"{state}\n{sharded.logs(0)}"
     curves = [[row["loss"] for row in run.metrics()] for run in (sharded, type(sharded).open(tmp_path / "runs/hybrid"))]
