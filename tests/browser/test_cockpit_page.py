@@ -174,8 +174,29 @@ def test_choose_see_pin_launch_and_watch_on_one_screen(page):
     expect(now).to_be_visible()
     shot(page, "cockpit-play-head-1920")
     page.set_viewport_size(CELL_AT_1280)
+
+    # All ways at once: a click on a dot, or Enter, chooses its way; the dot keeps the focus.
+    press(page, "All ways")
+    expect(page.get_by_text("The line is AUTO")).to_be_visible()
+    dots, picture = page.locator(".mm-way"), page.locator("svg", has=page.locator(".mm-way"))
+    expect(dots).to_have_count(5)
+    assert serious_findings(page, ".mm-cockpit") == [] and smallest_text(page, ".mm-cockpit") >= 12
+    for width, height in ((1920, 1080), (CELL_AT_1280["width"], CELL_AT_1280["height"])):
+        page.set_viewport_size({"width": width, "height": height})
+        picture.scroll_into_view_if_needed()
+        shot(page, f"cockpit-all-ways-{width}")
+    ddp, replicate = page.locator("[data-way='DDP']"), page.locator("[data-way='FSDP2 REPLICATE']")
+    ddp.click()
+    expect(button(page, "DDP")).to_have_class(re.compile("mod-active"))
+    expect(ddp).to_have_attribute("aria-pressed", "true")
+    replicate.focus()
+    page.keyboard.press("Enter")
+    expect(button(page, "REPLICATE")).to_have_class(re.compile("mod-active"))
+    expect(replicate).to_have_attribute("aria-pressed", "true")
+    expect(replicate).to_be_focused()
+    press(page, "All ways")
+    expect(picture).to_be_hidden()
     to_top(page)
-    press(page, "REPLICATE")
 
     # A mistake stands where it was made, and beside the button that it disables.
     write(page, "steps", "0")

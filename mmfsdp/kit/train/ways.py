@@ -11,7 +11,7 @@ from ...params import Backend, Device, FrozenPolicy, ParamError, RunParams
 from ...params.in_words import WIDTH, size
 from ...predict import machine_of_run, step_time, workload
 from ...predict.seconds import seconds
-from .prepare import previews
+from .prepare import budget_range, previews
 
 ONE_NODE, NODES = "h100-nvlink", "h100-infiniband"
 """Machines of the seconds where none is named: ranks of one node, and of several."""
@@ -45,6 +45,34 @@ def ways(params: RunParams, machine: str | None = None) -> Iterator[ShardingWay]
 
     machine: of `predict.MACHINES`, for the seconds. Default: H100s.
     """
+    for name, changes in changes_of_ways(params).items():
+        try:
+            other = params.change(**changes)
+            yield _way(name, other, is_chosen=other.fsdp == params.fsdp, machine=machine)
+        except ParamError as error:
+            yield ShardingWay(name, is_chosen=False, refused=error.message)
+
+
+def ways_of_auto(params: RunParams, budgets: int) -> Iterator[ShardingWay]:
+    """Yield what AUTO chooses within so many budgets, from the one that fits all sharded to all replicated.
+
+    Raises ParamError where AUTO cannot be chosen, such as for inputs that nobody knows.
+    """
+    sharded = params.change(**changes_of_ways(params)[f"{Backend.FSDP2} {FrozenPolicy.SHARD}"])
+    least, most = budget_range(sharded)
+    for index in range(budgets):
+        budget = (least + (most - least) * index / (budgets - 1)) / 2**30
+        changes = {"fsdp.frozen_policy": FrozenPolicy.AUTO, "fsdp.memory_budget_gib": budget}
+        yield _way(
+            f"{Backend.FSDP2} {FrozenPolicy.AUTO}, {budget:.3g} GiB",
+            sharded.change(**changes),
+            is_chosen=False,
+            machine=None,
+        )
+
+
+def changes_of_ways(params: RunParams) -> dict[str, dict[str, Any]]:
+    """Return what differs from these parameters, by dotted name, for each way to shard the run."""
     choices: dict[str, dict[str, Any]] = {}
     for backend in (Backend.DDP, Backend.FSDP1):
         choices[str(backend)] = {"fsdp.backend": backend}
@@ -53,12 +81,7 @@ def ways(params: RunParams, machine: str | None = None) -> Iterator[ShardingWay]
     for policy in FrozenPolicy:
         if policy is not FrozenPolicy.AUTO or params.fsdp.memory_budget_gib:
             choices[f"{Backend.FSDP2} {policy}"] = {"fsdp.backend": Backend.FSDP2, "fsdp.frozen_policy": policy}
-    for name, changes in choices.items():
-        try:
-            other = params.change(**_with_defaults(params, changes))
-            yield _way(name, other, is_chosen=other.fsdp == params.fsdp, machine=machine)
-        except ParamError as error:
-            yield ShardingWay(name, is_chosen=False, refused=error.message)
+    return {name: _with_defaults(params, changes) for name, changes in choices.items()}
 
 
 def _with_defaults(params: RunParams, changes: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ..run.handle import Run
 from ..run.ranks.warm import warm_up
 from ..run.start import runs_folder
 from ..run.state import is_run
+from .all_ways import AllWays
 from .cell import CellWidget, PlayHeads, close_all
 from .check_button import CheckButton
 from .choices import DEFAULT_MACHINE, Choices
@@ -167,7 +168,13 @@ class Cockpit(CellWidget):
         self.figures.add_class("mm-cockpit-figures")
         self.activations = w.Checkbox(False, description="activations", indent=False)
         self.activations.observe(lambda _: self._draw(), "value")
-        self.right = w.VBox([self.stale, self.figures, self.activations, self.pictures, self._details, PlayHeads()])
+        self.all_ways = w.ToggleButton(description="All ways", tooltip="What each way to shard sends and holds")
+        self.all_ways.observe(lambda _: self._draw(), "value")
+        self.all_ways.add_class("mm-all-ways")
+        self.ways = AllWays(choose=self.choose)
+        self.ways.layout.display = "none"
+        drawn = [self.figures, self.activations, self.pictures, self.all_ways, self._details, self.ways, PlayHeads()]
+        self.right = w.VBox([self.stale, *drawn])
         self.right.add_class("mm-cockpit-right")
         self._main = w.Box([self.choices, self.right])
         self._main.add_class("mm-cockpit-main")
@@ -272,6 +279,9 @@ class Cockpit(CellWidget):
             scale_to=self._scale(planned, pinned),
         )
         self._details.value = _details(planned, pinned, self.choices.machine.value)
+        self.ways.layout.display = None if self.all_ways.value else "none"
+        if self.all_ways.value and planned.params == self.params and not planned.counting:
+            self.ways.show(planned, self.choices.machine.value)
         self.choices.show_fit(planned)
 
     def _scale(self, planned: PlannedRun, pinned: PlannedRun | None) -> int:

@@ -52,6 +52,12 @@ def follow_module() -> str:
 
 
 @cache
+def ways_module() -> str:
+    """Return the module that says which way was pressed in the picture of all ways."""
+    return _joined("ways.js")
+
+
+@cache
 def play_heads_module() -> str:
     """Return the module that moves the play heads of a widget."""
     return _joined("play_head.js", "play_heads.js")

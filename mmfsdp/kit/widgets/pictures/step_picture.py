@@ -173,10 +173,15 @@ def _pinned_line(timeline: Timeline, columns: Sequence[Column], areas: Sequence[
     return [halo + line, text(columns[-1][0], TOP - 7, words, size=FONT, anchor="end")]
 
 
+def unit_of_bytes(most: float) -> tuple[int, str]:
+    """Return the unit in which an axis up to so many bytes is labelled: its bytes, and its name."""
+    return next((factor, unit) for factor, unit in UNITS if most >= 2 * factor or factor == 1)
+
+
 def _axis(most: int, top: int, scale: float, width: int) -> list[str]:
     """Return round numbers of bytes with their lines, and that of the top of the step, as the figures have it."""
     top_y = TOP + HEIGHT - top * scale
-    factor, unit = next((factor, unit) for factor, unit in UNITS if most >= 2 * factor or factor == 1)
+    factor, unit = unit_of_bytes(most)
     parts = [text(LEFT - 8, TOP - 7, unit, size=FONT, anchor="end")]
     for value in ticks(0, 1.04 * most / factor, 4):
         y = TOP + HEIGHT - value * factor * scale
