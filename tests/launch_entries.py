@@ -52,9 +52,12 @@ def listen(folder: Path) -> None:
 
 
 def busy(folder: Path) -> None:
-    """Steps as of a training for five minutes, with all that a panel shows."""
-    metrics, beat = MetricsWriter(folder, RANK), Heartbeat(folder, RANK)
-    for step in range(1, 3001):
+    """Steps as of a training for five minutes that saves each fifth one, with all that a panel shows."""
+    saved = last_row(folder, 0).get("step", 0) // 5 * 5
+    metrics, beat = MetricsWriter(folder, RANK, after=saved), Heartbeat(folder, RANK)
+    if saved and RANK == 0:
+        add_event(folder, "resumed", step=saved, text=f"resumed from step {saved}")
+    for step in range(saved + 1, 3001):
         beat(f"step {step} compute")
         row = {"loss": 3 / step + step % 7 / 50, "grad_norm": 1 + step % 5, "samples_per_s": 90.0 + step % 11}
         memory = (200 << 20) + step % 13 * (1 << 18)

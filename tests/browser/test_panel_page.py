@@ -5,7 +5,7 @@ import re
 import time
 
 import pytest
-from lab import chromium, open_notebook, press, run_cell, set_theme, shot, write_notebook
+from lab import chromium, open_notebook, press, run_cell, serious_findings, set_theme, shot, write_notebook
 from playwright.sync_api import expect
 
 from mmfsdp.kit.widgets.style import KERNEL_GONE
@@ -64,6 +64,29 @@ def in_trouble(page, cell, words, fix):
     shot(page, f"trouble-{cell}")
 
 
+def is_broken_and_goes_on(page, log):
+    """A rank is killed by the keyboard; after a resume the same curve goes on, and shows which steps ran again."""
+    kill, breaks = page.get_by_role("button", name="Kill rank 1").last, page.locator(".mm-chart-breaks").last
+    kill.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(".mm-trouble").last).to_contain_text("rank 1 was killed on purpose")
+    expect(page.get_by_text(re.compile("FAILED, step .* of 3000")).first).to_be_visible()
+    expect(breaks).to_have_text(re.compile(r"^rank 1 was killed at step \d+$"))
+    expect(kill).to_be_disabled()
+    for cell in ("resume", "panel"):
+        run_cell(page, cell)
+    expect(page.locator(".mm-rank-running")).to_have_count(2)
+    expect(breaks).to_have_text(
+        re.compile(r"^rank 1 was killed at step \d+, resumed from step \d+(: steps? \d+( to \d+)? ran again)?$")
+    )
+    goes_on(page, log)
+    assert serious_findings(page, ".mm-run") == []
+    for width, height in ((1280, 720), (1920, 1080)):
+        page.set_viewport_size({"width": width, "height": height})
+        page.locator(".mm-run").last.evaluate("e => e.scrollIntoView()")
+        shot(page, f"panel-broken-{width}")
+
+
 def test_a_run_is_watched_through_reload_interrupt_and_restart_then_cancelled(lab):
     base, token, folder = lab
     write_notebook(folder / "panel.ipynb", CELLS)
@@ -108,11 +131,7 @@ def test_a_run_is_watched_through_reload_interrupt_and_restart_then_cancelled(la
             run_cell(page, cell)
         expect(log).to_contain_text("1 │ step")
         goes_on(page, log)
-        press(page, "Cancel")
-        expect(page.get_by_text(re.compile("CANCELLED, step .* of 3000")).first).to_be_visible()
-        for cell in ("resume", "panel"):
-            run_cell(page, cell)
-        expect(page.locator(".mm-rank-running")).to_have_count(2)
+        is_broken_and_goes_on(page, log)
         run_cell(page, "wait", wait=False)  # and while it runs, a button is heard
         press(page, "Cancel")
         expect(page.get_by_text(re.compile("CANCELLED, step .* of 3000")).first).to_be_visible()

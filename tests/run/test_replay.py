@@ -18,6 +18,7 @@ from mmfsdp.kit.run.files.folder import heartbeat_path, read_events, read_json, 
 from mmfsdp.kit.run.files.history import BACKBONES, BEAT, RANK, STATE, events_path
 from mmfsdp.kit.run.files.run_record import RunRecord, Status, status_values, write_status
 from mmfsdp.kit.run.handle import Run
+from mmfsdp.kit.run.kill_rank import kill_rank
 from mmfsdp.kit.run.progress import part_of
 from mmfsdp.kit.run.replay.anonymous_recording import record as make_recording
 from mmfsdp.kit.run.replay.player import GONE_AFTER_S, Player
@@ -242,7 +243,7 @@ def test_a_replay_says_so_wherever_its_state_is_shown(prepared, capsys):
 def test_nothing_can_be_trained_from_a_replay(prepared, monkeypatch, capsys):
     recording, player, run = prepared(RECORDINGS["preemption"])
     player.advance(recording.seconds / 2)
-    for act in (run.resume, run.drill):
+    for act in (run.resume, run.drill, lambda: kill_rank(run.path, 1)):
         with pytest.raises(ParamError, match="is a replay of a recording"):
             act()
     words = [["resume", "--trust"], ["resume"], ["caption"], ["track", "--to", "tensorboard"], ["drill"]]

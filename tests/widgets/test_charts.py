@@ -7,7 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mmfsdp.kit.run.files.folder import MetricsWriter
+from mmfsdp.kit.run.files.breaks import breaks_of
+from mmfsdp.kit.run.files.folder import MetricsWriter, add_event
 from mmfsdp.kit.widgets.charts import charts as charts_module
 from mmfsdp.kit.widgets.charts.chart_data import Columns
 from mmfsdp.kit.widgets.charts.chart_table import charts_of
@@ -241,6 +242,45 @@ def test_the_page_of_a_report_is_small(tmp_path):
     assert len(html) < 200_000 and "http" not in html.replace("http://www.w3.org/2000/svg", "").replace(
         "https://github.com/leeoniya/uPlot", ""
     )
+
+
+def test_a_curve_shows_where_its_run_stopped_and_which_steps_ran_again(tmp_path):
+    write(tmp_path, [{"step": step, "loss": 1 / step} for step in range(1, 24)])
+    charts = Charts(tmp_path)
+    assert table(asked(charts))["breaks"] == []
+    add_event(tmp_path, "killed", step=23, text=HOSTILE, rank=1)
+    add_event(tmp_path, "failed", step=24, text=HOSTILE)
+    (stopped,) = table(asked(charts))["breaks"]
+    assert stopped == {"stopped": 24, "resumed": None, "words": "rank 1 was killed at step 23"}
+
+    add_event(tmp_path, "resumed", step=20, text=HOSTILE)
+    MetricsWriter(tmp_path, after=20).write({"step": 21, "time": 2e9, "loss": 0.5})
+    (resumed,) = table(asked(charts))["breaks"]
+    charts.close()
+    words = "rank 1 was killed at step 23, resumed from step 20: steps 21 to 24 ran again"
+    assert resumed == {"stopped": 24, "resumed": 20, "words": words}
+    html = charts_html([tmp_path])
+    svg = html[html.index("<svg") : html.index("</svg>") + 6]
+    dashed = [e for e in ElementTree.fromstring(svg).iter() if e.get("stroke-dasharray") == "3 3"]
+    assert len(dashed) == 1 and svg.count("<rect") == 1 and words in html and HOSTILE not in html
+    other = tmp_path / "other"
+    write(other, [{"step": 1, "loss": 1.0}])
+    assert words not in charts_html([tmp_path, other]), "of runs side by side nobody could tell whose it is"
+
+
+def test_breaks_are_told_by_events_and_the_time_of_the_first_row():
+    def words(*kinds, **options):
+        events = [{"kind": kind, "step": step, "time": float(i)} for i, (kind, step) in enumerate(kinds)]
+        return [each.words for each in breaks_of(events, **options)]
+
+    preempted = words(
+        ("saved", 10), ("drill", 11), ("preempted", 12), ("requeued", 12), ("resumed", 12), ("failed", 30)
+    )
+    assert preempted == ["preempted at step 12, resumed from step 12", "failed at step 30"]
+    assert words(("failed", 7), ("resumed", 6)) == ["failed at step 7, resumed from step 6: step 7 ran again"]
+    assert words(("failed", 7), first_row=-1.0) == ["failed at step 7"]
+    assert words(("failed", 2), first_row=1.0) == ["failed at step 2, resumed from step 0: steps 1 to 2 ran again"]
+    assert words(("begun", 0), ("resumed", 5)) == [], "a cancelled run has no event of its end"
 
 
 def test_lines_of_many_runs_have_a_name_each():

@@ -97,7 +97,7 @@ def test_a_panel_names_the_rank_that_failed_and_its_buttons_work(start):
     assert told.count("the cause") == 1 and "rank 1</b> failed first" in told
     assert "in fail" in shown(panel) and "mm-rank-failed" in shown(panel)
     buttons, said = panel.actions.buttons, lambda: panel.actions.note.value
-    assert {name for name, button in buttons.items() if button.disabled} == {"Cancel", "Preempt"}
+    assert {name for name, button in buttons.items() if button.disabled} == {"Cancel", "Preempt", "Kill rank"}
     buttons["Report"].click()
     until(lambda: "written" in said())
     assert (run.path / "report.html").is_file()

@@ -17,8 +17,9 @@ from typing import Any
 from ...params import ParamError
 from ..hangs.rank_server import remove
 from .error_kinds import kind_of
-from .files.folder import add_event, last_bytes, last_row
-from .files.reasons import MEMORY, TIME_LIMIT, Reason
+from .files.breaks import KILLED
+from .files.folder import Row, add_event, last_bytes, last_row, read_events
+from .files.reasons import MEMORY, ON_PURPOSE, TIME_LIMIT, Reason
 from .files.run_record import (
     RunRecord,
     RunState,
@@ -109,6 +110,7 @@ class Supervisor:
 
     def __init__(self, folder: Path, record: RunRecord, launcher: Launcher):
         self.folder, self.record, self.launcher = folder, record, launcher
+        self.began = time.time()
         self.end = time.monotonic() + 60 * record.timeout_min
         self.received_signal: int | None = None
         self.ranks: StartedRanks | None = None
@@ -207,7 +209,9 @@ class Supervisor:
             return reported
         rank = silent_ranks[0]
         words, kind = death_words(look, rank)
-        if not words:
+        if any(event["kind"] == KILLED and event.get("rank") == rank for event in self.new_events()):
+            words, kind = "was killed on purpose", ON_PURPOSE
+        elif not words:
             kind = MEMORY
             killed = "killed from outside, out of memory, or a crash"
             if oom_kills() > self.oom_kills:
@@ -216,6 +220,10 @@ class Supervisor:
         last_lines = look.log(rank, size=LAST_WORDS_BYTES) or log[-LAST_WORDS_BYTES:]
         died = because(Status.FAILED, f"rank {rank} {words}", kind=kind, rank=rank, traceback=last_lines)
         return failed_first(died, reported)
+
+    def new_events(self) -> list[Row]:
+        """Return what has happened since this process began."""
+        return [event for event in read_events(self.folder) if event.get("time", 0.0) >= self.began]
 
     def look(self) -> Snapshot:
         """Return a look at the run; whoever has deleted run.json has not ended it."""

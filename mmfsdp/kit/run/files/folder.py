@@ -52,7 +52,7 @@ Types = Mapping[str, type | tuple[type, ...]]
 
 CALLERS_BYTES = 20_000
 """Bytes that the frames which lead to a rank's call may take in its log."""
-EVENT_KINDS = ("begun", "phase", "saved", "drill", "preempted", "requeued", "resumed", "stopped", "failed")
+EVENT_KINDS = ("begun", "phase", "saved", "drill", "killed", "preempted", "requeued", "resumed", "stopped", "failed")
 
 
 def open_own(path: PathLike, mode: str) -> IO[bytes]:
@@ -446,15 +446,20 @@ class MetricsWriter(RowsWriter):
         super().__init__(metrics_path(folder, rank), after=after)
 
 
-EVENT_TYPES: Types = {"time": NUMBER, "step": int, "kind": str, "text": str}
+EVENT_TYPES: Types = {"time": NUMBER, "step": int, "kind": str, "text": str, "rank": int}
 
 
-def add_event(folder: PathLike, kind: str, *, step: int, text: str) -> None:
-    """Append to events.jsonl. Ranks, supervisor and others write to it, so each event is one system call."""
+def add_event(folder: PathLike, kind: str, *, step: int, text: str, rank: int | None = None) -> None:
+    """Append to events.jsonl. rank: the one that it is about, if it is one.
+
+    Ranks, supervisor and others write to it, so each event is one system call.
+    """
     assert kind in EVENT_KINDS, kind
-    row = json.dumps({"time": time.time(), "step": step, "kind": kind, "text": text})
+    row = {"time": time.time(), "step": step, "kind": kind, "text": text}
+    if rank is not None:
+        row["rank"] = rank
     with open_own(Path(folder) / "events.jsonl", "ab") as file:
-        file.write(row.encode() + b"\n")
+        file.write(json.dumps(row).encode() + b"\n")
 
 
 def read_events(folder: PathLike) -> list[Row]:

@@ -19,6 +19,7 @@ from ...hangs.compare import CROSSED, DIFFERENT, ENDED, MISSING, NO_END, STOPPED
 
 MEMORY, SHARED_MEMORY, DISK = "memory", "shared memory", "disk"
 COLLECTIVES, LOST_PEER, LIBRARY, CRASH = "collectives", "lost peer", "library", "crash"
+ON_PURPOSE = "on purpose"
 SKIPPED_STEPS, SILENCE, RANK = "skipped steps", "silence", "rank"
 SITE, NOT_STARTED, NO_LOG, NO_PYTHON = "site", "not started", "no log", "no python"
 NOT_JOINED = "not joined"
@@ -105,6 +106,7 @@ ADVICE = {
     ),
     SILENCE: Advice("read its stack below; if this work is slow by nature, raise launch.silence_s"),
     CRASH: Advice("look at the line that is named, and at the packages in C or C++ that it calls"),
+    ON_PURPOSE: Advice("resume it: it goes on from its newest checkpoint", told=True, resume=False),
     LIBRARY: Advice("read its last lines below, and correct what they name"),
     RANK: Advice("its last lines are below: correct what they name"),
     SKIPPED_STEPS: Advice("lower train.lr, or use bf16 rather than fp16", resume=False),

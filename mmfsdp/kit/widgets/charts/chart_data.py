@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...run.files.folder import METRIC_TYPES, GrowingFile, metrics_path, of_types, parse_rows
+from ...run.files.breaks import breaks_of
+from ...run.files.folder import METRIC_TYPES, GrowingFile, metrics_path, of_types, parse_rows, read_events
 from .chart_table import MAX_NAME, MAX_SCORES, SCORE, is_drawn
 
 READ_BYTES = 8 << 20
 """Bytes that one reading takes in at most, so that it ends soon; the next one goes on."""
 MAX_COLUMNS = 80
+MAX_BREAKS = 5
+"""The newest breaks of a run, that are drawn."""
 MISSING, NOT_FINITE = math.nan, math.inf
 """Values of a column for a row without this metric, and for a value that is not finite."""
 
@@ -29,7 +32,7 @@ class Columns:
     """
 
     def __init__(self, folder: str | Path):
-        self._file = GrowingFile(metrics_path(folder))
+        self._folder, self._file = folder, GrowingFile(metrics_path(folder))
         self.epoch = 0
         """Grows when the file was written anew, as by a run that resumes at an earlier step."""
         self._clear()
@@ -83,6 +86,11 @@ class Columns:
                 self._has_holes.add(key)
         self.steps.append(step)
         self.times.append(max(time, self.times[-1]) if self.times else time)
+
+    def breaks(self) -> list[dict[str, Any]]:
+        """Return where the run stopped and from which step it went on, as JSON has it: stopped, resumed, words."""
+        found = breaks_of(read_events(self._folder), first_row=self.times[0] if self.times else 0.0)
+        return [{"stopped": b.stopped, "resumed": b.resumed, "words": b.words} for b in found[-MAX_BREAKS:]]
 
     def newest(self, key: str) -> float | None:
         """Return the newest value of a metric; None where there is none."""

@@ -219,6 +219,8 @@ class Charts(w.VBox):
         for name, columns in self._columns.items():
             of_page = (have or {}).get(name)
             tables[name] = columns.table(pixels, have=of_page if isinstance(of_page, dict) else None, **view)
+            if len(self._columns) == 1:
+                tables[name]["breaks"] = columns.breaks()
         return tables
 
     def close(self) -> None:

@@ -71,11 +71,14 @@ def charts_html(
     pixels: the points that are there, so that the page stays small; each keeps its least and its largest value.
     """
     tables = {}
-    for name, folder in names_of(folders).items():
+    paths = names_of(folders)
+    for name, folder in paths.items():
         columns = Columns(folder)
         columns.read(all_of_it=True)
         if columns.rows:
             tables[name] = columns.table(pixels)
+            if len(paths) == 1:
+                tables[name]["breaks"] = columns.breaks()
     if not tables:
         return ""
     known = {key: value for key, value in (predicted or {}).items() if value}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ....params.in_words import size
-from ..markup import path, short_number, svg, text, ticks
+from ..markup import note, path, rect, short_number, svg, text, ticks
 from ..style import INK, RUN_COLORS
 from .chart_data import Table
 from .chart_table import Line, charts_of
@@ -90,11 +90,13 @@ def static_charts(
 ) -> str:
     """Return SVG charts of all that some runs have measured, side by side where there is room; "" without any row.
 
-    tables: points by the run's name, see `Columns.table`. total: steps of the whole run. predicted: by metric.
+    tables: points by the run's name, see `Columns.table`; "breaks" of one run are drawn and told. total: steps of the
+    whole run. predicted: by metric.
     """
     keys: set[str] = set()
     for table in tables.values():
         keys |= table["values"].keys()
+    breaks = [each for table in tables.values() for each in table.get("breaks", ())]
     pictures = ""
     for chart in charts_of(keys):
         for right in (False, True):  # one axis a picture
@@ -103,8 +105,11 @@ def static_charts(
             if curves:
                 title = " and ".join(line.label for line in lines) if right else chart.title
                 line_predicted = (predicted or {}).get(lines[0].key)
-                pictures += draw(title, curves, from_zero=chart.from_zero, total=total, predicted=line_predicted)
-    return f'<div class="mm-charts">{pictures}</div>' if pictures else ""
+                pictures += draw(
+                    title, curves, from_zero=chart.from_zero, total=total, predicted=line_predicted, breaks=breaks
+                )
+    told = "".join(note(each["words"]) for each in breaks)
+    return f'<div class="mm-charts">{pictures}</div>{told}' if pictures else ""
 
 
 def _curves_of(lines: Sequence[Line], tables: Mapping[str, Table]) -> list[Curve]:
@@ -134,11 +139,13 @@ def draw(
     total: int | None = None,
     predicted: float | None = None,
     label_newest: bool = True,
+    breaks: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Return curves in one chart as SVG.
 
     total: steps of the whole run; the axis shows at most twice the steps that are done. predicted: drawn as a
-    horizontal line. label_newest: with the newest values beside the title, of at most two curves.
+    horizontal line. label_newest: with the newest values beside the title, of at most two curves. breaks: see
+    `Columns.breaks`; a line where the run stopped, and behind the curve the steps that ran again.
     """
     parts_of = [curve.parts() for curve in curves]
     values = [value for parts in parts_of for part in parts for _, value in part]
@@ -147,7 +154,7 @@ def draw(
     axes = Axes(last_step, *_value_range([*values, *([predicted] if predicted else [])], from_zero))
     unit = curves[0].unit if curves else ""
 
-    parts = [text(0, 12, title, size=12), *_frame(axes, unit)]
+    parts = [text(0, 12, title, size=12), *_breaks(axes, breaks), *_frame(axes, unit)]
     if predicted:
         _, y = axes.pixel(0, predicted)
         parts.append(path([(LEFT, y), (WIDTH - RIGHT, y)], INK, width=1.4, dash="6 4"))
@@ -163,6 +170,18 @@ def draw(
         parts.append(text(WIDTH, 12, ", ".join(newest), size=12, anchor="end"))
     words = "; ".join(curve.words() for curve in curves)
     return svg(WIDTH, HEIGHT, words if title in words else f"{title}. {words}", *parts)
+
+
+def _breaks(axes: Axes, breaks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the breaks of a run."""
+    parts = []
+    for each in breaks:
+        x, top = axes.pixel(each["stopped"], axes.high)
+        if each["resumed"] is not None:
+            left, _ = axes.pixel(each["resumed"], axes.high)
+            parts.append(rect(left, top, x - left, HEIGHT - TOP - BOTTOM, f"{INK}33"))
+        parts.append(path([(x, top), (x, HEIGHT - BOTTOM)], INK, width=1.4, dash="3 3"))
+    return parts
 
 
 def _frame(axes: Axes, unit: str) -> list[str]:

@@ -4,7 +4,7 @@
 //   spec: {total, predicted: {key: value}, colors, compact}; the page's choices are kept in spec.state if it is there
 //   source.ask(request): asks for points; the answer comes by the returned object's `take(reply)`
 //   source.heard(): says that the first answer has come; may be missing
-//   reply: {charts: [...], tables: [{name, epoch, bucket, first, end, rows, at, step, time, values}], ended}
+//   reply: {charts: [...], tables: [{name, epoch, bucket, first, end, rows, at, step, time, values, breaks}], ended}
 // The element's property `mmCharts` lets tests read what is drawn.
 function mmCharts(root, spec, source) {
   const POLL_MS = 1000, HIDDEN_MS = 10000, SILENT_MS = 15000, FONT = "12px system-ui, sans-serif";
@@ -37,11 +37,12 @@ function mmCharts(root, spec, source) {
   const grid = make("div", { className: "mm-chart-grid" });
   const empty = make("div", { className: "mm-quiet" }, "No steps yet.");
   const runs = make("div", { className: "mm-chart-read" });
+  const breaks = make("div", { className: "mm-chart-breaks", role: "status" });
   const spoken = make("div", { className: "mm-spoken", ariaLive: "polite" });
   const shut = make("button", { type: "button", title: "Back to all charts" }, "×");
   const large = make("dialog", { className: "mm-chart-large", ariaLabel: "one chart, large" }, shut); // in front of the whole page
   root.classList.add("mm-live-charts");
-  root.append(bar, runs, empty, grid, spoken, large);
+  root.append(bar, runs, empty, grid, breaks, spoken, large);
   if (spec.compact) root.classList.add("mm-compact-charts");
   bar.hidden = true;
 
@@ -221,11 +222,30 @@ function mmCharts(root, spec, source) {
     });
     return alone;
   };
+  // Where the run stopped, and the steps that ran again: {stopped, resumed, words}, of one run.
+  const breaksOf = () => (tables.size === 1 ? [...tables.values()][0].breaks || [] : []);
+  const drawBreaks = u => {
+    if (state.x !== "step") return; // time goes on
+    const { ctx, bbox } = u, at = step => u.valToPos(step, "x", true);
+    for (const { stopped, resumed } of breaksOf()) {
+      ctx.fillStyle = faint(ink()); ctx.strokeStyle = ink(); ctx.lineWidth = 1.4 * devicePixelRatio;
+      if (resumed != null) ctx.fillRect(at(resumed), bbox.top, at(stopped) - at(resumed), bbox.height);
+      ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
+      ctx.beginPath(); ctx.moveTo(at(stopped), bbox.top); ctx.lineTo(at(stopped), bbox.top + bbox.height); ctx.stroke();
+    }
+    ctx.setLineDash([]);
+  };
+  const tellBreaks = () => {
+    const words = breaksOf().map(each => each.words);
+    if (words.join() !== [...breaks.children].map(line => line.textContent).join())
+      breaks.replaceChildren(...words.map(text => make("div", {}, text)));
+  };
   // Predicted values as dashed lines, and a cross below each value that was not finite.
   const drawMarks = (u, chart) => {
     const { ctx, bbox } = u, scale = devicePixelRatio;
     ctx.save();
     ctx.beginPath(); ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height); ctx.clip();
+    drawBreaks(u);
     ctx.font = `${12 * scale}px system-ui, sans-serif`;
     for (const line of chart.lines) {
       const predicted = (spec.predicted || {})[line.key];
@@ -364,7 +384,8 @@ function mmCharts(root, spec, source) {
     for (const { name, at, step, time, values, ...facts } of reply.tables) {
       let table = tables.get(name);
       const same = table && ["epoch", "bucket", "first"].every(key => table[key] === facts[key]);
-      if (same && table.end === facts.end && at === table.step.length) continue;
+      const told = JSON.stringify(table?.breaks) === JSON.stringify(facts.breaks);
+      if (same && told && table.end === facts.end && at === table.step.length) continue;
       if (!same || !table) { table = { step: [], time: [], values: {} }; tables.set(name, table); }
       changed = true;
       Object.assign(table, facts);
@@ -380,6 +401,7 @@ function mmCharts(root, spec, source) {
     ended = reply.ended;
     if (newCharts || (changed && plots.some(plot => plot.lines.length !== linesOf(plot.chart).length))) { charts = reply.charts; rebuild(); }
     else if (changed) redraw();
+    if (changed) tellBreaks();
     clearTimeout(timer);
     if (reply.more) ask(true);
     else if (!ended) timer = setTimeout(ask, document.hidden ? HIDDEN_MS : POLL_MS);
