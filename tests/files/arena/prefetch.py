@@ -34,8 +34,9 @@ def before_forward(unit, module, args, kwargs):
     gather(unit)
     if unit not in ORDER:
         ORDER.append(unit)
-    for following in ORDER[ORDER.index(unit) + 1 :][:AHEAD]:
-        start(following)
+    if module is unit.modules[0]:
+        for following in ORDER[ORDER.index(unit) + 1 :][:AHEAD]:
+            start(following)
     args, kwargs = cast(unit.dtype, module, args, kwargs)
     return watch_backward(unit, module, args, kwargs)
 
