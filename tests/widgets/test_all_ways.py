@@ -105,7 +105,9 @@ def test_a_way_that_is_refused_is_said_and_not_drawn(params):
     offloading = params.change(**{"fsdp.cpu_offload": True})
     all_ways = AllWays(choose=lambda **changes: None)
     all_ways.show(PlannedRun(offloading, *preview(offloading)), LAPTOP)
+    assert "mm-planning-ways" in all_ways._dom_classes, "what is drawn is of other parameters, or nothing"
     assert all_ways.wait_for_work(120) and all_ways.failure is None
+    assert "mm-planning-ways" not in all_ways._dom_classes
     refused = {way.name for way in ways(offloading) if way.refused}
     assert "DDP" in refused and refused.isdisjoint(drawn(all_ways.picture.html))
     assert all(f"{name}: " in all_ways.words.value for name in refused)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CURVE_POINTS = 6
 """Budgets of AUTO's curve."""
+PLANNING = "planning every way…"
 
 
 class _Picture(anywidget.AnyWidget):
@@ -52,10 +53,15 @@ class AllWays(Worker, w.VBox):
         """Draw the ways of a planned run, unless they are drawn or being drawn. machine: of PAGE_MACHINES."""
         if (planned.params, machine) != self._asked:
             self._asked = planned.params, machine
+            self.words.value = note(PLANNING, role="status")
             needed = planned.cost.peak_bytes or planned.cost.memory_bytes
             found = room(needed, planned, machine)
             capacity = found.capacity - (found.needed - needed)  # for tensors
             self.work("ways", lambda: self._pictures(planned.params, capacity), show=self._draw)
+
+    def busy_changed(self) -> None:
+        """Dim the picture while ways are planned: until then it is the one of other parameters."""
+        (self.add_class if self.busy else self.remove_class)("mm-planning-ways")
 
     def _pictures(self, params: RunParams, capacity: int) -> Iterator[tuple[str, str]]:
         """Yield the picture and the words beneath it, with one way more each time."""
@@ -67,7 +73,7 @@ class AllWays(Worker, w.VBox):
         for way in ways(params):
             found.append(way)
             if is_first:  # later on, the older picture stays until all ways are planned
-                yield ways_picture(found, [], capacity=capacity), "planning every way…"
+                yield ways_picture(found, [], capacity=capacity), PLANNING
         refused = [f"{way.name}: {way.refused}" for way in found if way.refused]
         words = ". ".join(["Press a dot to choose its way", *refused])
         yield ways_picture(found, [], capacity=capacity), words
