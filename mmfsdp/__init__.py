@@ -27,7 +27,7 @@ _HOME = {name: "params" for name in _PARAMS} | {
     "train_step": "core.step",
     "train_mode": "core.freeze",
     "loss_in_head": "kit.models.loss_in_head",
-    "loss_positions": "core.token_loss",
+    "loss_positions": "core.step_batch",
     "Flamingo": "kit.models",
     "MultimodalModel": "kit.models",
     "ModalEncoder": "kit.models",

@@ -1,5 +1,6 @@
 """Ways to hang in a loop of one's own, as the ranks of tests run it: a small model that sees, FSDP2, a data loader with
-two workers on each rank, which are forks of it and print stacks of their own into its log."""
+two workers on each rank, which are forks of it and print stacks of their own into its log; or with one of this package.
+"""
 
 import faulthandler
 import os
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader
 import mmfsdp
 from mmfsdp.kit.data.worker_processes import worker_context
 from mmfsdp.kit.run.ranks.hang import STACK_SIGNAL, Heartbeat
-from mmfsdp.kit.train.job import process_group
+from mmfsdp.kit.train.process_group import process_group
 from mmfsdp.params import RunParams
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -98,10 +99,11 @@ def print_stacks(worker: int, *, fault: str) -> None:
 
 def batches(fault: str) -> DataLoader:
     """Return the batches of two data workers: forks that print stacks, or as this package has them in its loader."""
-    workers = {"multiprocessing_context": "fork", "worker_init_fn": partial(print_stacks, fault=fault)}
+    forks = {"multiprocessing_context": "fork", "worker_init_fn": partial(print_stacks, fault=fault)}
+    workers = {**forks, "num_workers": 2}
     if fault == "sleeps_in_ours":
-        workers = {"multiprocessing_context": worker_context()}
-    return DataLoader(range(6), 1, collate_fn=partial(collate, fault=fault), num_workers=2, **workers)
+        workers = {"multiprocessing_context": worker_context(), "num_workers": 1}  # which imports torch by itself
+    return DataLoader(range(6), 1, collate_fn=partial(collate, fault=fault), **workers)
 
 
 def loop(folder: Path, fault: str) -> None:

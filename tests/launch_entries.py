@@ -12,6 +12,7 @@ from mmfsdp.kit.run.files.folder import MetricsWriter, add_event, heartbeat_path
 from mmfsdp.kit.run.files.run_record import RunRecord, rank_statuses
 from mmfsdp.kit.run.preempt import Preempted, preemption_requested
 from mmfsdp.kit.run.ranks.hang import Heartbeat
+from mmfsdp.kit.run.ranks.rank_imports import rank_imports
 from mmfsdp.own.calls import call_own
 from mmfsdp.params import RunParams
 
@@ -42,7 +43,7 @@ def listen(folder: Path) -> None:
     import psutil
 
     from mmfsdp.core.collectives import gather_json
-    from mmfsdp.kit.train.job import process_group
+    from mmfsdp.kit.train.process_group import process_group
 
     with process_group(RunParams.from_yaml(folder / "params.yaml")):
         told = gather_json({"rank": RANK, "name": "\u00e9" * RANK})
@@ -114,7 +115,7 @@ def differ(folder: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from mmfsdp.kit.train.job import process_group
+    from mmfsdp.kit.train.process_group import process_group
 
     with process_group(RunParams.from_yaml(folder / "params.yaml")):
         faulthandler.enable()
@@ -140,6 +141,21 @@ def preemptible(folder: Path) -> None:
     for step in range(done + 1, 61):
         metrics.write({"step": step, "time": time.time(), "loss": 1 / step})
         time.sleep(0.05)
+        if preemption_requested():
+            if RANK == 0:
+                add_event(folder, "preempted", step=step, text=f"preempted at step {step}")
+            raise Preempted(step)
+
+
+def goes_on_once_preempted(folder: Path) -> None:
+    """Steps without end until it is preempted, and five more in its next life."""
+    done = last_row(folder, RANK).get("step", 0)
+    if done and RANK == 0:
+        add_event(folder, "resumed", step=done, text=f"resumed from step {done}")
+    metrics = MetricsWriter(folder, RANK)
+    for step in range(done + 1, done + 6 if done else 60_000):
+        metrics.write({"step": step, "time": time.time(), "loss": 1 / step})
+        time.sleep(0.1)
         if preemption_requested():
             if RANK == 0:
                 add_event(folder, "preempted", step=step, text=f"preempted at step {step}")
@@ -220,13 +236,20 @@ def polite(folder: Path) -> None:
         time.sleep(0.1)
 
 
+def import_training(folder: Path) -> None:
+    """Import what trains as a rank of a training does: without what these parameters do not use."""
+    with rank_imports(RunParams.from_yaml(folder / "params.yaml")):
+        import mmfsdp.kit.train.job  # noqa: F401
+
+
 def trains(folder: Path) -> None:
     """The real training, with a pause in each step and save until its last life, whose number is by launch.name."""
+    import_training(folder)
     from mmfsdp.checkpoint import saving
     from mmfsdp.kit import train
     from mmfsdp.kit.train import meters
 
-    last, pause = (1, 2.0) if folder.name == "limited" else (5, 0.3)
+    last, pause = (1, 2.0) if folder.name == "limited" else (3, 0.5)
     if int(os.environ.get("SLURM_RESTART_COUNT", "0")) >= last:
         return train.run(folder)
     states, reset = saving.random_states, meters.Collectives.reset
@@ -252,6 +275,7 @@ SIGNALS = {
 
 def signalled(folder: Path) -> None:
     """The real training. In what SIGNALS lists of this life, rank 0 sends a signal to all processes of the job."""
+    import_training(folder)
     from mmfsdp.checkpoint import saving
     from mmfsdp.kit import train
     from mmfsdp.kit.run.files.folder import read_events

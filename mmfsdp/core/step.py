@@ -18,11 +18,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from .before_step import check_step
 from .collectives import compute_device, sum_over_ranks, world_size
 from .gradient_sync import gradient_sync
-from .micro_batch import StepBatch, as_batches, check_loss, label_tokens, lint_loss, logits_of, loss_of
+from .micro_batch import as_batches, check_loss, label_tokens, lint_loss, logits_of, loss_of
 from .model_record import plan_of, record_of
 from .names import parameters_of, unwrapped
 from .optimizer_states import READ_BY_KERNELS
 from .same_parts import UsedParts, watch_parts
+from .step_batch import StepBatch
 from .token_loss import sums_of_heads
 from .written_state import watch_state
 

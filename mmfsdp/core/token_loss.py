@@ -18,12 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .micro_batch import IGNORED_LABEL
+from .step_batch import IGNORED_LABEL, MIN_PIECE
 
 PIECE_BYTES = 1 << 29
 """Size of a piece's logits in fp32: 1,024 positions of 128,000 tokens. With fewer, parts of a GPU would be idle."""
-MIN_PIECE = 128
-"""Positions of a piece, however many tokens there are."""
 ALIGNMENT = 8
 """A row of logits is a multiple of so many numbers: products on a GPU are several times slower for other lengths."""
 FP16_SCALE = 256.0
@@ -33,23 +31,6 @@ their products with the head's matrix stay far below fp16's largest number, 65,5
 
 SWITCHED_OFF = "model.loss_in_head is false"
 """The `whole_logits` of a model that nobody has asked to compute its loss in the head."""
-LOSS_POSITIONS = "loss_positions"
-"""Name of the argument of a forward that says where there is a loss; see `loss_positions`."""
-
-
-def loss_positions(labels: Tensor) -> Tensor:
-    """Return the positions, (R,) of B * L, that predict a label of labels (B, L) which counts.
-
-    A data worker computes them, so that no step waits for a GPU to read labels. Most of a row of a vision-language
-    model is prompt and picture, for which the head then computes nothing. They are filled up to a multiple of MIN_PIECE
-    with the last position, which predicts nothing.
-    """
-    last = labels.numel() - 1
-    counts = labels != IGNORED_LABEL
-    counts[:, 0] = False  # nothing predicts the first token of a row
-    positions = counts.flatten().nonzero()[:, 0] - 1
-    size = min(-(-len(positions) // MIN_PIECE) * MIN_PIECE, labels.numel())
-    return torch.cat([positions, positions.new_full((size - len(positions),), last)])
 
 
 def computes_loss_in_head(model: nn.Module) -> bool:

@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_map
 
 from ..core.fake_tensors import tensors_of
 from ..core.plan import WrapPlan
-from ..core.token_loss import LOSS_POSITIONS, computes_loss_in_head
+from ..core.step_batch import LOSS_POSITIONS
+from ..core.token_loss import computes_loss_in_head
 from .memory_events import record_memory
 
 LENGTHS_APART = 64

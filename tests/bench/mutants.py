@@ -99,6 +99,7 @@ REAL_TESTS = {
         "tests/core/test_scaler.py",
         "tests/core/test_own_loop.py",
     ],
+    "mmfsdp/core/step_batch.py": ["tests/core/test_several_sources.py", "tests/models/test_loss_in_head.py"],
     "mmfsdp/core/token_loss.py": ["tests/models/test_loss_in_head.py"],
     "mmfsdp/core/trace.py": ["tests/core/test_random_trees.py", "tests/core/test_wrap.py"],
     "mmfsdp/core/units.py": ["tests/core/test_random_trees.py", "tests/predict/test_predicted_equals_measured.py"],

@@ -13,9 +13,10 @@ from torch import nn
 from torch.optim import SGD
 from transformers.modeling_outputs import CausalLMOutput, SequenceClassifierOutput
 
-from mmfsdp.core.micro_batch import MappingBatch, label_tokens, lint_loss
+from mmfsdp.core.micro_batch import label_tokens, lint_loss
 from mmfsdp.core.several_optimizers import SeveralOptimizers
 from mmfsdp.core.step import train_step
+from mmfsdp.core.step_batch import MappingBatch
 from mmfsdp.kit.models.loss_in_head import loss_in_head
 from mmfsdp.kit.train.optimizer import build_optimizer, lr_factor
 from mmfsdp.params import ParamError, Schedule, TrainParams

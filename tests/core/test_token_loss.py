@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from mmfsdp.core import token_loss as module
-from mmfsdp.core.token_loss import MIN_PIECE, LossLinear, loss_positions, token_loss
+from mmfsdp.core.step_batch import MIN_PIECE, loss_positions
+from mmfsdp.core.token_loss import LossLinear, token_loss
 
 B, L, D, V, E = 3, 100, 32, 203, 3
 """Rows, positions of a row, width, rows of the head's matrix, and logits from elsewhere."""

@@ -10,8 +10,8 @@ from torch import nn
 from mmfsdp import estimate
 from mmfsdp.core import token_loss
 from mmfsdp.core.freeze import freeze
-from mmfsdp.core.micro_batch import IGNORED_LABEL
-from mmfsdp.core.token_loss import LossLinear, computes_loss_in_head, loss_positions
+from mmfsdp.core.step_batch import IGNORED_LABEL, loss_positions
+from mmfsdp.core.token_loss import LossLinear, computes_loss_in_head
 from mmfsdp.kit.bench.bench_models import random_batch
 from mmfsdp.kit.data.batch import Batch
 from mmfsdp.kit.models import MultimodalModel, TokenIds, build_language, build_vision

@@ -16,7 +16,8 @@ from transformers import AutoModelForImageTextToText, Qwen2VLConfig
 
 from mmfsdp import FSDPParams, make_plan
 from mmfsdp.core.freeze import freeze
-from mmfsdp.core.token_loss import LOSS_POSITIONS, computes_loss_in_head, loss_positions
+from mmfsdp.core.step_batch import LOSS_POSITIONS, loss_positions
+from mmfsdp.core.token_loss import computes_loss_in_head
 from mmfsdp.kit.models import Flamingo, ModalEncoder, MultimodalModel, TokenIds, build_language, build_vision
 from mmfsdp.kit.models.from_transformers import spell_out_parts
 from mmfsdp.kit.models.loss_in_head import loss_in_head

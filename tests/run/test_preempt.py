@@ -57,11 +57,10 @@ def test_drills_leave_no_trace_but_the_events(tmp_path):
 
 @pytest.mark.real
 def test_signals_to_all_processes_of_a_run_with_data_workers_leave_no_trace(tmp_path):
-    changes = {"train.steps": 12, "train.save_every": 2, "train.eval_every": 2, "data.workers": 2}
-    params = tiny_run(tmp_path, **changes)
+    params = tiny_run(tmp_path, **{"train.steps": 12, "train.save_every": 2, "train.eval_every": 2})
     whole = launch(params.change(**{"launch.name": "whole"}))
     assert whole.wait(1200).ok
-    run = launch(params.change(**{"launch.name": "local"}), entry="tests.launch_entries:signalled")
+    run = launch(params.change(**{"launch.name": "local", "data.workers": 1}), entry="tests.launch_entries:signalled")
     state = run.wait(1200)
     assert state.ok and state.step == 12, f"{state}\n{run.logs(0)}"
     assert [kind for kind, _ in kinds(run)] == 2 * ["preempted", "requeued", "resumed"]

@@ -49,6 +49,17 @@ print(timm, find_spec("timm"), gc.isenabled(), gc.get_freeze_count() > 100_000)
     assert in_fresh_python(code).split() == ["None", "None", "True", "True"]
 
 
+def test_data_workers_import_no_fsdp_and_the_process_group_of_an_own_loop_no_models():
+    code = """
+import sys
+import mmfsdp.kit.data.own_processor
+print([name for name in ("torch.distributed.fsdp", "torch.distributed.tensor", "sympy") if name in sys.modules])
+import mmfsdp.kit.train.process_group
+print([name for name in ("transformers", "torch.distributed.fsdp", "mmfsdp.kit.models") if name in sys.modules])
+"""
+    assert in_fresh_python(code).split("\n") == ["[]", "[]", ""]
+
+
 def test_collections_go_on_after_imports_that_fail_and_stay_off_where_a_person_has_switched_them_off():
     with pytest.raises(ImportError), without_collections():
         assert not gc.isenabled()

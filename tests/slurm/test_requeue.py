@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from mmfsdp import Run, launch
+from mmfsdp import Run, RunParams, launch
 from tests.run.test_preempt import kinds
 from tests.slurm.cluster import NODES, SPARE
 from tests.tiny_run import tiny_run
@@ -16,6 +16,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.real
 
 SLURM = {"launch.executor": "slurm", "launch.nodes": 2, "launch.timeout_min": 30}
+LONG = {"train.steps": 32, "train.accumulation": 1, "train.save_every": 4, "train.keep_last": 2}
 ENTRY = "tests.launch_entries:trains"
 
 
@@ -86,10 +87,9 @@ def saving(run: Run) -> bool:
 
 
 def test_signals_to_all_processes_of_a_job_with_data_workers_lose_nothing(cluster, tmp_path):
-    changes = {"train.steps": 12, "train.save_every": 2, "train.eval_every": 2, "data.workers": 2}
-    params = tiny_run(tmp_path, **changes)
+    params = tiny_run(tmp_path, **{"train.steps": 12, "train.save_every": 2, "train.eval_every": 2})
     whole = launch(params.change(**{"launch.name": "whole"}))
-    one_node = SLURM | {"launch.nodes": 1, "launch.name": "job"}
+    one_node = SLURM | {"launch.nodes": 1, "launch.name": "job", "data.workers": 1}
     run = launch(params.change(**one_node), entry="tests.launch_entries:signalled")
     until(lambda: run.state().done, seconds=600, words=lambda: told(run))  # by SIGTERM, and Slurm does not requeue it
     run.resume()
@@ -98,38 +98,47 @@ def test_signals_to_all_processes_of_a_job_with_data_workers_lose_nothing(cluste
     assert [kind for kind, _ in kinds(run)].count("preempted") == 2
 
 
+BEFORE_ITS_TIME_IS_UP = ["preempted", "requeued", "resumed"]
+
+
+def limited(params: RunParams, entry: str) -> Run:
+    """Launch a job of one node with a time limit of two minutes, and keep it off the node that will be lost."""
+    limit = {"launch.nodes": 1, "launch.exclude": NODES[1], "launch.timeout_min": 2, "launch.name": "limited"}
+    return launch(params.change(**SLURM | limit), entry=f"tests.launch_entries:{entry}")
+
+
 def test_every_way_to_be_requeued_loses_nothing(cluster, tmp_path):
-    params = tiny_run(tmp_path, **{"train.steps": 48, "train.save_every": 4, "train.keep_last": 2})
-    limit = {"launch.nodes": 1, "launch.exclude": "127.0.0.2", "launch.timeout_min": 2}
-    limited = launch(params.change(**SLURM | limit | {"launch.name": "limited"}), entry=ENTRY)
+    params = tiny_run(tmp_path, **LONG)
+    timed = limited(params.change(**{"launch.ranks": 1}), "goes_on_once_preempted")
     run = launch(params.change(**SLURM), entry=ENTRY)
     whole = launch(params.change(**{"launch.name": "whole"}))
 
     at = steps_done(run)
+    until(lambda: saving(run), seconds=600, words=lambda: told(run))
     run.drill()
     goes_on(run, cluster, 1)
     assert resumed(run)[0] >= at, "saved at the step boundary"
 
-    until(lambda: saving(run), seconds=600, words=lambda: told(run))
-    cluster.ask("scancel", "--signal=USR2", run.job)
-    goes_on(run, cluster, 2)
-
     steps_done(run)
     cluster.ask("scontrol", "requeue", run.job)
-    goes_on(run, cluster, 3)
-
-    at = steps_done(run)
-    cluster.ask("scancel", "--signal=USR2", run.job)
-    goes_on(run, cluster, 4)
-    assert resumed(run)[3] >= at
+    goes_on(run, cluster, 2)
 
     at = steps_done(run, more=4)
     with loses(NODES[1], cluster):
-        ends_like(limited, whole, cluster)
-        assert [kind for kind, _ in kinds(limited)][:3] == ["preempted", "requeued", "resumed"], "before its time is up"
-        goes_on(run, cluster, 5)
-        assert at - 4 <= resumed(run)[4], "nothing is lost beyond the last save"
+        goes_on(timed, cluster, 1)
+        assert timed.wait(600).ok and [kind for kind, _ in kinds(timed)] == BEFORE_ITS_TIME_IS_UP, told(timed)
+        goes_on(run, cluster, 3)
+        assert at - 4 <= resumed(run)[2], "nothing is lost beyond the last save"
         ends_like(run, whole, cluster)
     words = cluster.ask("scontrol", "show", "job", run.job).stdout
     told_of = [kind for kind, _ in kinds(run)].count("requeued")
-    assert 5 <= told_of and f"Restarts={told_of} " in words, f"{told_of} are told, and Slurm knows of\n{words}"
+    assert 3 <= told_of and f"Restarts={told_of} " in words, f"{told_of} are told, and Slurm knows of\n{words}"
+
+
+@pytest.mark.extended
+def test_a_training_that_its_time_limit_preempts_loses_nothing(cluster, tmp_path):
+    params = tiny_run(tmp_path, **LONG | {"train.steps": 48})
+    run = limited(params, "trains")
+    whole = launch(params.change(**{"launch.name": "whole"}))
+    ends_like(run, whole, cluster)
+    assert [kind for kind, _ in kinds(run)][:3] == BEFORE_ITS_TIME_IS_UP

@@ -62,11 +62,6 @@ def faults(folder: Path) -> dict[str, Fault]:
             {"setup": ["false"]},
             {"batch script": ("launch.setup: false failed with exit code 1", "correct launch.setup")},
         ),
-        "login shell": Fault(
-            {"sbatch": ["no-requeue"]},
-            {"login shell": ("takes 6", "~/.bash_profile")},
-            environment={"HOME": str(folder / "slow_home")},
-        ),
         "address": Fault(
             {"setup": ["export MASTER_ADDR=255.255.255.255", "scontrol update jobid=$SLURM_JOB_ID requeue=0"]},
             {
@@ -95,10 +90,11 @@ def faults(folder: Path) -> dict[str, Fault]:
                 "versions": (f"2.9.0 on rank 1 on {NODES[1]}", "launch.python"),
                 "GPUs of ranks": (f"rank 0 on {NODES[0]} sees 0", "nvidia-smi"),
                 "cache": ("cannot be written", "export MMFSDP_CACHE="),
+                "login shell": ("takes 6", "~/.bash_profile"),
                 "scancel": ("Access/permission denied", "administrators"),
             },
             ("--train.device", "auto", *TWO_NODES),
-            {"PATH": f"{folder}/commands:{os.environ['PATH']}"},
+            {"PATH": f"{folder}/commands:{os.environ['PATH']}", "HOME": str(folder / "slow_home")},
         ),
     }
 

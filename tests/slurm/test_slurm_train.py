@@ -22,11 +22,11 @@ print(run.wait(600), run.job)
 """
 
 
-def test_two_nodes_train_sharded_and_hybrid_at_once_and_from_within_an_allocation(cluster, tmp_path, monkeypatch):
-    """Two runs side by side learn the same; the second is launched by a job, whose SLURM_ variables it must not see."""
+def test_two_nodes_train_hybrid_as_this_one_sharded_from_within_an_allocation(cluster, tmp_path, monkeypatch):
+    """They learn the same. The job is launched by another one, whose SLURM_ variables it must not see."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     params = tiny_run(tmp_path, **SLURM | {"train.steps": 3, "train.save_every": None, "data.augment": False})
-    sharded = launch(params.change(**{"launch.name": "sharded"}))
+    sharded = launch(params.change(**{"launch.name": "sharded", "launch.executor": "local", "launch.nodes": 1}))
     params.change(**{"launch.name": "hybrid"} | HYBRID).to_yaml(tmp_path / "hybrid.yaml")
     job = ("srun", "--ntasks=1", "--cpus-per-task=1", "--gpus=1", "--mem=1G", "--time=9", "--job-name=notebook")
     done = cluster.ask(*job, sys.executable, "-c", LAUNCHER, str(tmp_path / "hybrid.yaml"), timeout=600)

@@ -14,7 +14,7 @@ from mmfsdp.kit import train
 from mmfsdp.kit.run.files.folder import read_metrics
 from mmfsdp.kit.run.files.stages import STAGES, progress_of
 from mmfsdp.kit.run.ranks.hang import Heartbeat
-from mmfsdp.kit.train.job import pick_device, process_group
+from mmfsdp.kit.train.process_group import pick_device, process_group
 from tests.tiny_run import as_rank, free_port, tiny_run
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 from typing_extensions import Self
 
-from ...core.token_loss import LOSS_POSITIONS
+from ...core.step_batch import LOSS_POSITIONS
 from .corrupt import label_of, shorten
 
 IGNORE = -100
@@ -234,7 +234,7 @@ class Batch:
     """Positions of `input_ids` that are padding."""
 
     loss_positions: Tensor | None = None
-    """(R,) int64: the positions that predict a label, as `loss_positions` of core/token_loss.py gives them; the head
+    """(R,) int64: the positions that predict a label, as `loss_positions` of core/step_batch.py gives them; the head
     then computes nothing for others. None for a model that computes all logits."""
 
     @property

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from ...core.token_loss import LOSS_POSITIONS
+from ...core.step_batch import LOSS_POSITIONS
 from ...params import ParamError
 from .batch import ASSISTANT, IGNORE, IMAGE, QUESTION, SYSTEM, USER, Batch, Message, Sample
 from .corrupt import CorruptRecord

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ...core.micro_batch import MappingBatch
+from ...core.step_batch import MappingBatch
 from ...own.calls import OwnCodeError, own_errors, own_traceback
 from ...params import ParamError
 from .corrupt import CorruptRecord

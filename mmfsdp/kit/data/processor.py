@@ -12,7 +12,7 @@ import torch
 from tokenizers import AddedToken
 from torch import Tensor
 
-from ...core.token_loss import loss_positions
+from ...core.step_batch import loss_positions
 from ...params import ParamError
 from .batch import IGNORE, IMAGE, Batch, Sample
 from .corrupt import CorruptRecord

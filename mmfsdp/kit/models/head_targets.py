@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ...core.micro_batch import IGNORED_LABEL
+from ...core.step_batch import IGNORED_LABEL
 
 
 class OtherLossError(ValueError):

@@ -20,7 +20,8 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from ...core.fake_tensors import RealValues, copy_inputs, fake_mode, fake_model
 from ...core.names import unwrapped
-from ...core.token_loss import LOSS_POSITIONS, SWITCHED_OFF, LossLinear, computes_loss_in_head
+from ...core.step_batch import LOSS_POSITIONS
+from ...core.token_loss import SWITCHED_OFF, LossLinear, computes_loss_in_head
 from .backbones import run_on_meta
 from .head_targets import OtherLossError, give_targets, mean_of, next_tokens, reason_after
 from .media_model import MediaModel

@@ -116,7 +116,7 @@ class MediaModel(GenerationMixin, nn.Module, ABC):
         """Return logits or, if there are labels, the loss.
 
         input_ids (B, L), attention_mask (B, L or, with a cache, all tokens so far), labels (B, L), -100 for no loss,
-        loss_positions (R,), those with a loss as `loss_positions` of core/token_loss.py gives them, by default all.
+        loss_positions (R,), those with a loss as `loss_positions` of core/step_batch.py gives them, by default all.
         Pictures come as `media["vision"]` (B, T, F, C, H, W), as `media["vision_features"]` (B, T, F, P, D), or as the
         `media_tokens` of an earlier output; without input_ids they are only encoded, with `features_only` only by the
         vision encoder. `pixel_values` (pictures, C, H, W), as processors of transformers give them, are all samples'

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,35 +21,30 @@ from ...core.names import model_digest
 from ...core.plan import WrapPlan
 from ...core.weights import quantize_weights
 from ...core.wrap import apply_plan
-from ...params import Device, ParamError, RunParams
+from ...params import ParamError, RunParams
 from ...params.phases import next_phase
 from ...planning import plan_on_rank_0
 from ..data.loader import Batches
 from ..data.open_sources import Splits, open_for
 from ..data.own_random import seed_all
 from ..data.processor import SampleProcessor
-from ..hangs.rank_server import note_groups, serve_here
+from ..hangs.rank_server import note_groups
 from ..models.build import build_model, freeze_model, open_model
 from ..models.generated import needs_backbones
 from ..models.kinds import kind_of
 from ..models.weight_files import Weights
 from ..run.files.folder import read_json, write_json
 from ..run.files.plan_file import PLAN_FILE, plan_file_of, plans_by_begin
-from ..run.launchers.registry import launcher_named
-from ..run.preempt import Preempted
 from ..run.pretraining import ensure_backbones
-from ..run.rank_count import place_of, too_few_gpus
-from ..run.ranks.address import join_group
-from ..run.ranks.fork import forked_from
 from ..run.ranks.hang import Heartbeat
 from ..run.ranks.rank_imports import bring_back
-from ..run.slurm.site import HIDDEN_GPUS
 from .features import FeatureCache
 from .handed_plan import NO_PLAN, RunPlan, take_plan
 from .learning_rates import rates_line, spell_out_rates
 from .loop import take_up, train
 from .notices import notices
 from .optimizer import build_optimizer, build_scaler
+from .process_group import process_group
 from .record_lengths import measure_lengths
 from .train_state import TrainSetup
 
@@ -143,52 +136,6 @@ def train_phase(
         result["wire_bytes_predicted"] = run_plan.wire_bytes
         result["frozen_parameters_changed"] = changed
     return result, OpenData(sources, training.loader)
-
-
-@contextmanager
-def process_group(params: RunParams) -> Iterator[torch.device]:
-    """Join the process group, nccl on CUDA and gloo on the CPU; gives this rank's device."""
-    device = pick_device(params)
-    place = place_of(params, gpus=torch.cuda.device_count(), on_gpus=device.type == "cuda")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    else:
-        # Or torch's optimizers, which look at the current stream, would make a context on a GPU that is there.
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    serve_here()
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    join_group(backend, device if device.type == "cuda" else None)
-    if dist.get_rank() == 0:
-        print(place)
-        if device.type == "cuda" and torch.cuda.device_count() < int(os.environ["LOCAL_WORLD_SIZE"]):
-            print(f"rank 0 sees {torch.cuda.device_count()} of the GPUs of its node: {HIDDEN_GPUS}")
-    where = ", ".join(filter(None, (f"{device}, process {os.getpid()} on {socket.gethostname()}", forked_from())))
-    print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {where}")
-    try:
-        yield device
-        dist.barrier()
-    except Preempted:
-        dist.destroy_process_group()
-        raise
-    # Not after another exception: the other ranks would report a lost connection before this rank reports the cause.
-    dist.destroy_process_group()
-
-
-def pick_device(params: RunParams) -> torch.device:
-    """Return the device of this rank.
-
-    Raises ParamError if this rank sees too few GPUs though CUDA is wanted, or though Slurm has allocated GPUs.
-    """
-    wanted, ranks = params.train.device, int(os.environ["LOCAL_WORLD_SIZE"])
-    if wanted is Device.CPU:
-        return torch.device("cpu")
-    gpus, allocated = torch.cuda.device_count(), launcher_named(params.launch.executor).allocated_gpus()
-    # With --gpus-per-task or --gpu-bind a rank sees its own GPUs only, or the GPUs next to its socket, numbered from 0.
-    if gpus >= ranks or (gpus and allocated >= ranks):
-        return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus)
-    if wanted is Device.CUDA or allocated:
-        raise too_few_gpus(params, gpus=gpus, ranks=ranks)
-    return torch.device("cpu")
 
 
 def build(params: RunParams) -> tuple[nn.Module, SampleProcessor, Weights | None]:

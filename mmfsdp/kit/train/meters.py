@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from ...core.micro_batch import StepBatch
 from ...core.plan import ring_bytes
+from ...core.step_batch import StepBatch
 from ...predict.wire import CollectiveCount
 from ..run.files.folder import last_row
 from ..run.ranks.rank_imports import bring_back

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...core.micro_batch import StepBatch
 from ...core.step import StepMetrics
+from ...core.step_batch import StepBatch
 from ...params import TrainParams
 from ..data.batch import Batch
 from ..run.error_kinds import with_reason

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...core.collectives import gather_json
-from ...core.micro_batch import StepBatch
+from ...core.step_batch import StepBatch
 from ...predict.cards import peak_of
 from ..data.own_random import own_random
 from .callbacks import Callback, Training

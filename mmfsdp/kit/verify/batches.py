@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ...core.micro_batch import IGNORED_LABEL, MappingBatch
+from ...core.step_batch import IGNORED_LABEL, MappingBatch
 from ...params import ParamError, RunParams
 from ..data.batch import IMAGE, Sample
 from ..data.corrupt import CorruptRecord

@@ -13,8 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from ...core.collectives import gather_json
 from ...core.guards import list_all
-from ...core.micro_batch import MappingBatch, loss_of
-from ...core.token_loss import LOSS_POSITIONS, computes_loss_in_head
+from ...core.micro_batch import loss_of
+from ...core.step_batch import LOSS_POSITIONS, MappingBatch
+from ...core.token_loss import computes_loss_in_head
 from ..data.own_random import own_random, seed_all
 from ..models.loss_in_head import undo_loss_in_head
 from ..models.own_kind import tensors_in

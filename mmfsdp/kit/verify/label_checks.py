@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from ...core.micro_batch import IGNORED_LABEL
+from ...core.step_batch import IGNORED_LABEL
 from .lines import NOTE, OK, WRONG, Line
 from .token_batch import TokenBatch, inputs_of, micro_batches_of
 from .trial import Trial

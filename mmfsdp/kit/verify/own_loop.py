@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...core.collectives import gather_json
-from ...core.micro_batch import MappingBatch, loss_of
+from ...core.micro_batch import loss_of
+from ...core.step_batch import MappingBatch
 from ...own.calls import own_errors
 from ...params import ParamError
 from ..data.own_random import seed_all

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.micro_batch import IGNORED_LABEL
-from ...core.token_loss import LOSS_POSITIONS
+from ...core.step_batch import IGNORED_LABEL, LOSS_POSITIONS
 from .label_checks import EQUAL, depends_on
 from .lines import OK, WRONG, Line
 from .token_batch import TokenBatch, with_inputs

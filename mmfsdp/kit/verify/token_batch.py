@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...core.micro_batch import IGNORED_LABEL, MappingBatch
-from ...core.token_loss import LOSS_POSITIONS, loss_positions
+from ...core.step_batch import IGNORED_LABEL, LOSS_POSITIONS, MappingBatch, loss_positions
 from ..data.own_random import own_random
 
 MIN_RUN = 3

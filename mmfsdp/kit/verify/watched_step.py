@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from ...core.micro_batch import IGNORED_LABEL
+from ...core.step_batch import IGNORED_LABEL
 
 LOW_PRECISION = {torch.bfloat16, torch.float16}
 
