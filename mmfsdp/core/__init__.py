@@ -37,7 +37,8 @@ The wrapped model
 
 The step
 
-- micro_batch: what `train_step` takes, and the loss in what a forward returns.
+- step_batch: the micro-batches that a step takes, as a data worker makes them.
+- micro_batch: what `train_step` checks of micro-batches, and the loss in what a forward returns.
 - token_loss: the loss of a language model's head, piece by piece.
 - gradient_sync: gradients are reduced in the last micro-batch.
 - same_parts: ranks that use different parts of the model in a step.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -108,6 +109,7 @@ def _process(rank: int, folder: str, environment: dict[str, str], work: Callable
     os.environ.clear()  # a fork server has the environment of the time when it began
     os.environ.update(environment)
     torch.set_num_threads(1)
+    gc.freeze()  # a collection would look through all modules, and copy the memory that this fork shares
     Path(folder, f"{rank}.json").write_text(json.dumps(work(rank, folder, *args)))
 
 
