@@ -1,6 +1,7 @@
 """Plans hold every parameter once, keep frozen and trainable apart, and know where backward goes."""
 
 import json
+import re
 import threading
 
 import pytest
@@ -16,6 +17,7 @@ from mmfsdp.core.plan import WrapPlan
 from mmfsdp.kit.models import build_language
 from mmfsdp.kit.train.prepare import frozen_model, preview
 from mmfsdp.params import BackboneParams, FSDPParams, ParamError, load, preset_names
+from mmfsdp.params.in_words import count
 from mmfsdp.planning import make_plan, wrap_fsdp
 from tests.processes import in_fresh_python
 from tests.ranks import fake_group
@@ -85,6 +87,30 @@ def test_every_parameter_is_in_one_unit_by_all_its_names(policy, backend, tied):
     assert set(plan.by_name) == {name for name, _ in model.named_parameters(remove_duplicate=False)}
     assert WrapPlan.from_json(plan.to_json()) == plan
     assert max(map(len, str(plan).splitlines())) <= 80
+
+
+def test_the_printed_plan_says_of_each_unit_what_the_model_holds():
+    model = tiny_flamingo()
+    low = {"mixed_precision": "bf16", "frozen_dtype": "bf16"}
+    plan = plan_of(model, example=tiny_batch().inputs(), frozen_policy="KEEP", **low)
+    head, table, _ = re.split(r"\n-+\n", str(plan))
+    lines, rows = table.splitlines(), []
+    for name, figures in zip(lines[::2], lines[1::2], strict=True):
+        found = re.match(r"  (\w+) ?(\w*)(\*?) +([\d.]+K?) (\w+)>bf16 .* (\d)\+(\d)\^? ", figures)
+        rows.append((name, *found.groups()))
+    held = [unit for unit in plan.units if unit.params]
+    assert [row[0] for row in rows] == [unit.name for unit in held] and f": {len(rows)} units" in head
+    sizes = dict(model.named_parameters())
+    for unit, (_, kind, policy, flow, numel, dtype, forward, backward) in zip(held, rows, strict=True):
+        params = [sizes[p.name] for p in unit.params]
+        trains = params[0].requires_grad
+        assert (kind, policy) == (("trainable", "") if trains else ("frozen", "KEEP"))
+        assert dtype == ("fp32" if trains else "bf16") and numel == count(sum(p.numel() for p in params))
+        assert bool(flow) == (not trains and unit.name.startswith("language_model.") and "embed" not in unit.name)
+        assert (int(forward), int(backward)) == (unit.gathers_forward, unit.gathers_backward) and forward == "1"
+    total, trainable = (count(sum(p.numel() for p in sizes.values() if p.requires_grad >= t)) for t in (False, True))
+    assert re.search(rf"^  total +{total} ", str(plan), re.M)
+    assert f"{trainable} of {total} parameters train." in str(plan)
 
 
 @pytest.mark.parametrize("example", [None, "a batch"])
