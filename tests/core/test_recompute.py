@@ -20,7 +20,7 @@ from mmfsdp.core.wrap import apply_plan
 from mmfsdp.kit.compat.describe import describe
 from mmfsdp.kit.train.meters import Collectives
 from mmfsdp.params import FSDPParams, TrainParams
-from mmfsdp.planning import make_plan
+from mmfsdp.planning import make_plan, plan_on_rank_0
 from mmfsdp.predict import estimate
 from tests import families
 from tests.pages import PAGES
@@ -178,9 +178,10 @@ def problems(trained: str, policy: str, with_example: bool, frozen_dtype: str | 
     losses, expected = of_one_process(trained, frozen_dtype)
     fsdp = FSDPParams(frozen_policy=policy, frozen_dtype=frozen_dtype, activation_checkpointing=choice)
     example = inputs_of(trained, 0) if with_example else None
-    plan = make_plan(model_of(trained), fsdp, world_size=2, example=example)
+    model = model_of(trained)
+    plan = plan_on_rank_0(model, partial(make_plan, model, fsdp, world_size=2, example=example))
     planned = wire(estimate(plan, TrainParams()).wire, control=False)
-    model = apply_plan(model_of(trained), plan)
+    model = apply_plan(model, plan)
     # transformers' own switch makes the embedding's output require a gradient: the lint says what that costs.
     found = [finding.code for finding in plan.lint if finding.code != "inputs-require-grad"]
     for _ in range(2):
