@@ -62,6 +62,7 @@ BACKBONES = (
     "decoder_layers",
     "loss_in_head",
     "fused_norms",
+    "fused_swiglu",
 )
 """Fields of a kind that is put together from a vision encoder and a language model."""
 LORA = ("lora_rank", "lora_targets")
@@ -105,7 +106,7 @@ class ModelKind(Choice):
         "As a vision-language model of transformers does it; `name` says which.",
         "mmfsdp.kit.models.transformers_kind:TransformersKind",
         KindParams(
-            ("name", "weights", "config", "picture", "loss_in_head", "fused_norms", *LORA),
+            ("name", "weights", "config", "picture", "loss_in_head", "fused_norms", "fused_swiglu", *LORA),
             frozen=("*", "!projector"),
             frozen_with_lora=("*", "!projector", "!lora"),
             own_processor=True,

@@ -18,6 +18,7 @@ from .backbones import build_language, load_config, load_tokenizer
 from .encoders import VisionEncoder, build_vision
 from .few_layers import LAYERS, json_values, shallow_config
 from .fused_norms import fuse_norms
+from .fused_swiglu import fuse_swiglu
 from .generated import resolve_generated
 from .kinds import Built, Kind, check_room
 from .loss_in_head import loss_in_head
@@ -58,6 +59,8 @@ class BackbonesKind(Kind):
             loss_in_head(model)
         if params.fused_norms:
             fuse_norms(model)
+        if params.fused_swiglu:
+            fuse_swiglu(model)
         if processor is not None:
             processor.gives_loss_positions = not model.whole_logits
         return Built(model, processor, sources)

@@ -15,6 +15,7 @@ from ...params.model import PARTS
 from ..data.chat import ChatProcessor
 from .backbones import add_lora, build_from_config, is_causal, load_config, load_from_transformers, load_model
 from .fused_norms import fuse_norms
+from .fused_swiglu import fuse_swiglu
 from .loss_in_head import loss_in_head
 from .values_on_host import GivenValues, unwrap
 from .weight_files import TensorSource, tensor_sources
@@ -52,6 +53,8 @@ def build_vlm(
         processor.gives_loss_positions = True
     if params.fused_norms:
         fuse_norms(model)
+    if params.fused_swiglu:
+        fuse_swiglu(model)
     return model, processor, sources
 
 

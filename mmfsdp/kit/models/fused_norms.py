@@ -35,7 +35,7 @@ def fuse_norms(model: nn.Module) -> list[str]:
         eps = eps_of(module)
         if eps is not None:
             # The object stays, so references to it hold.
-            module.__class__ = _fused_class(type(module))  # type: ignore[arg-type]
+            module.__class__ = fused_class(FusedRMSNorm, type(module))  # type: ignore[arg-type]
             module.fused_eps = eps  # type: ignore[assignment]
             fused.append(name)
     return fused
@@ -57,9 +57,9 @@ class FusedRMSNorm(nn.Module):
 
 
 @cache
-def _fused_class(norm: type[nn.Module]) -> type[nn.Module]:
-    """Return a class of norms that compute by one kernel, and are else as those of the given class."""
-    return type(f"Fused{norm.__name__}", (FusedRMSNorm, norm), {})
+def fused_class(forward: type[nn.Module], original: type[nn.Module]) -> type[nn.Module]:
+    """Return a class of modules that have the forward of the first class, and are else as those of the second."""
+    return type(f"Fused{original.__name__}", (forward, original), {})
 
 
 def eps_of(module: nn.Module) -> float | None:

@@ -1,4 +1,4 @@
-"""Measure a step with RMS norms written out, and as one kernel each (`model.fused_norms`), in turn: A B A B."""
+"""Measure a step with RMS norms and SwiGLU written out, and as one kernel each: `model.fused_norms`, `fused_swiglu`."""
 
 from __future__ import annotations
 
@@ -7,43 +7,78 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from mmfsdp.kit.bench.bench_models import OURS, copy_to, measure_step, time_step
+from mmfsdp.core.fake_tensors import copy_with
+from mmfsdp.core.plan import WrapPlan
+from mmfsdp.kit.bench.bench_models import OURS, measure_step, time_step
 from mmfsdp.kit.models.fused_norms import fuse_norms
-from tests.bench.gpu.device import DEVICE, ON_GPU
+from mmfsdp.kit.models.fused_swiglu import fuse_swiglu, fused_swiglu, swiglu, swiglu_backward
+from tests.bench.gpu.device import DEVICE, ON_GPU, seconds_of
 from tests.bench.gpu.flamingo import batch_of, plan_of, predicted, pristine, wrap
 from tests.bench.gpu.rows import Rows
 
 FIELDS = {"mixed_precision": "bf16", **OURS["frozen-aware SHARD"]}
 SAMPLES = 16 if ON_GPU else 2
-TURNS = 2 if ON_GPU else 1
+NONE, NORMS, BOTH = "none", "norms", "norms and SwiGLU"
+TURNS = (NONE, NORMS, BOTH, NORMS, NONE) if ON_GPU else (NONE, BOTH)
+"""There and back, so that a clock that drifts is seen, and adds as much to each."""
 ROUNDS = 8 if ON_GPU else 1
+SHAPE = (8192, 8192) if ON_GPU else (4, 64)
+"""Positions of 16 samples, and outputs of the gate: a layer's activation."""
 
 
 def norms(rows: Rows) -> None:
-    """Write a row for each turn of each of the two."""
-    for turn in range(TURNS):
-        for fused in (False, True):
-            if rows.seconds_left > (8 if ON_GPU else 0):
-                rows.attempt({"fused norms": fused, "turn": turn}, partial(row_of, fused))
+    """Write a row for the kernels of SwiGLU, then one for each turn of a step."""
+    rows.attempt({"fused": "the activation alone"}, activation)
+    for fused in TURNS:
+        if rows.seconds_left > (8 if ON_GPU else 0):
+            rows.attempt({"fused": fused}, partial(row_of, fused))
+
+
+def activation() -> dict[str, Any]:
+    """Compare the kernels with plain operators of the CPU, and their time with the activation written out."""
+    grad, gate, up = torch.randn(3, *SHAPE).bfloat16()
+    leaves = [tensor.to(DEVICE).requires_grad_() for tensor in (gate, up)]
+    on_device = grad.to(DEVICE)
+    seconds = []
+    for compute in (fused_swiglu, lambda gate, up: nn.functional.silu(gate) * up):
+        out = compute(*leaves)
+        seconds.append(seconds_of(lambda compute=compute: torch.autograd.grad(compute(*leaves), leaves, on_device)))
+        if compute is fused_swiglu:
+            found = (out, *torch.autograd.grad(out, leaves, on_device))
+    for tensor, expected in zip(found, (swiglu(gate, up), *swiglu_backward(grad, gate, up)), strict=True):
+        torch.testing.assert_close(tensor.cpu(), expected)
+    return {"ms": seconds[0] * 1e3, "written out ms": seconds[1] * 1e3, "GB/s": 8 * gate.nbytes / seconds[0] / 1e9}
 
 
 @cache
-def model_with(fused: bool) -> nn.Module:
-    """Return the model, or a copy with fused norms, in main memory."""
-    if not fused:
+def model_with(fused: str) -> nn.Module:
+    """Return the model with fused kernels, in main memory; all share their weights."""
+    if fused == NONE:
         return pristine()
-    model = copy_to(pristine(), torch.device("cpu"))
+
+    def shared(_: str, tensor: Tensor) -> Tensor:
+        same = tensor.detach()
+        return nn.Parameter(same, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else same
+
+    model = copy_with(pristine(), shared)
     fuse_norms(model)
+    if fused == BOTH:
+        fuse_swiglu(model)
     return model
 
 
-def row_of(fused: bool) -> dict[str, Any]:
+@cache
+def plan_with(fused: str) -> WrapPlan:
+    """Return its plan."""
+    return plan_of(model_with(fused), batch_of(SAMPLES, mask=False), FIELDS)
+
+
+def row_of(fused: str) -> dict[str, Any]:
     """Return the seconds and the peak of a step."""
-    batch, model = batch_of(SAMPLES, mask=False), model_with(fused)
-    plan = plan_of(model, batch, FIELDS)
-    method, memory = measure_step("norms", lambda _: wrap(model, plan), batch, DEVICE)
+    batch, plan = batch_of(SAMPLES, mask=False), plan_with(fused)
+    method, memory = measure_step("norms", lambda _: wrap(model_with(fused), plan), batch, DEVICE)
     seconds = [time_step(method, batch, DEVICE) for _ in range(ROUNDS)]
     row = {"s": median(seconds), "least s": min(seconds), "most s": max(seconds), "operators": plan.kernels}
     row |= {"moved GB": plan.moved_bytes / 1e9, "peak GB": memory["peak_bytes"] / 1e9}

@@ -56,15 +56,15 @@ PARTS = (  # those first that are worth most
     Part("waits", 45, NEEDS_MODELS),
     Part("busy", 45, NEEDS_MODELS),
     Part("methods", 90, NEEDS_MODELS),
-    Part("norms", 30, NEEDS_MODELS),
+    Part("norms", 40, NEEDS_MODELS),
     Part("works", 60, NEEDS_MODELS),  # it compiles
     Part("formats", 35, NEEDS_MODELS),
     Part("vlm", 40, NEEDS_MODELS),
     Part("several", 40, NEEDS_MODELS),
     Part("kernel", 30, NEEDS_TORCH),
     Part("demo", 50, NEEDS_RUNS),
-    Part("saving", 25, NEEDS_MODELS),
-    Part("traces", 25, NEEDS_MODELS),
+    Part("saving", 20, NEEDS_MODELS),
+    Part("traces", 20, NEEDS_MODELS),
 )
 
 
