@@ -126,9 +126,9 @@ class ModelParams(Params):
     not been timed on a GPU yet. Default false."""
 
     fused_swiglu: bool = False
-    """Compute the activation of gated MLPs, silu(gate) * up, at once, and keep a third less of it for backward. In 16
-    bits results differ from transformers' in the last digits, and are nearer to those of fp64. On a GPU it is one
-    kernel, which has not been timed yet. Default false."""
+    """Compute the activation of gated MLPs, silu(gate) * up, at once, and keep a third less of it for backward. A GPU's
+    results in 16 bits, by one kernel, differ from transformers' in the last digits, and are nearer to those of fp64.
+    It has not been timed on one yet. Default false."""
 
     cross_attention_every: int = Field(1, ge=1)
     """One gated cross-attention before every n-th decoder layer; a count of layers. Default 1."""

@@ -81,24 +81,33 @@ def test_mlps_are_known_by_what_they_compute():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_results_and_gradients_are_as_near_to_fp64_as_those_of_transformers(dtype):
-    def errors(compute) -> list[float]:
-        tensors = [tensor.to(dtype).requires_grad_() for tensor in inputs]
-        out = compute(*tensors)
-        out.backward(grad.to(dtype))
-        found = (out, *(tensor.grad for tensor in tensors))
-        return [((a - b).norm() / b.norm()).item() for a, b in zip(found, exact, strict=True)]
-
+def test_results_and_gradients_have_the_bits_of_the_two_operators(dtype):
     torch.manual_seed(0)
-    # More than one piece in 16 bits, the last one smaller.
-    inputs = [torch.randn(1100, 1024).to(dtype).double().requires_grad_() for _ in range(2)]
-    grad = torch.randn(1100, 1024).to(dtype).double()
-    out = nn.functional.silu(inputs[0]) * inputs[1]
-    out.backward(grad)
-    exact = (out.detach(), inputs[0].grad, inputs[1].grad)
-    inputs = [tensor.detach() for tensor in inputs]
-    for mine, other in zip(errors(fused_swiglu), errors(lambda gate, up: nn.functional.silu(gate) * up), strict=True):
-        assert mine <= 1.05 * other
+    grad, *inputs = torch.randn(3, 11, 64).to(dtype)
+    results = []
+    for compute in (fused_swiglu, lambda gate, up: nn.functional.silu(gate) * up):
+        leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+        out = compute(*leaves)
+        results.append((out, *torch.autograd.grad(out, leaves, grad)))
+    for mine, theirs in zip(*results, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("fused, kept", [(False, 3), (True, 2)])
+def test_backward_keeps_a_third_less_of_the_activation(fused, kept):
+    mlp = LlamaMLP(transformers.LlamaConfig(**SIZES | {"intermediate_size": 48})).requires_grad_(False)
+    if fused:
+        fuse_swiglu(nn.ModuleList([mlp]))
+    addresses = set()
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.shape == (3, 48):
+            addresses.add(tensor.data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        out = mlp(torch.randn(3, 64, requires_grad=True))
+    assert len(addresses) == kept and out.requires_grad
 
 
 def test_a_plan_counts_one_operator_each_way_and_less_memory():
@@ -122,11 +131,11 @@ def test_a_step_with_adapters_is_the_same(way):
     with fake_group(1):
         for fused in (False, True):
             model = wrap_fsdp(llama(fused=fused), FSDPParams(**WAYS[way]), example=EXAMPLE)
-            optimizer, _ = build_optimizer(model, TrainParams(lr=0.1, warmup_steps=0))
+            optimizer, _ = build_optimizer(model, TrainParams(lr=0.01, warmup_steps=0))
             losses.append([train_step(model, [EXAMPLE], optimizer).loss for _ in range(3)])
             assert fused == any(isinstance(module, FusedSwiGLU) for module in model.modules())
     assert losses[0] == pytest.approx(losses[1], rel=1e-5 if way == "fp32" else 1e-2)
-    assert losses[0][0] > losses[0][2]
+    assert losses[0][0] > losses[0][2], "it learns, so that the gradients of the adapters are compared"
 
 
 def test_under_compile_it_is_written_out_for_the_compiler_to_fuse():
@@ -146,21 +155,26 @@ KERNELS = """
 import torch
 from mmfsdp.kit.models import swiglu_kernel
 from mmfsdp.kit.models.fused_swiglu import swiglu, swiglu_backward
+torch.manual_seed(0)
 for shape in ((3, 1), (2, 3, 512), (5, 1000)):
     for dtype in (torch.float32, torch.float16):  # numpy, and so the interpreter, has no bf16
         grad, gate, up = torch.randn(3, *shape).to(dtype)
-        found = (swiglu_kernel.forward(gate.mT.contiguous().mT, up), *swiglu_kernel.backward(grad, gate, up))
-        expected = (swiglu(gate, up), *swiglu_backward(grad, gate, up))
-        for a, b in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b)
-print("equal")
+        transposed = gate.mT.contiguous().mT
+        found = (swiglu_kernel.forward(transposed, up), *swiglu_kernel.backward(grad, transposed, up))
+        plain = (swiglu(gate, up), *swiglu_backward(grad, gate, up))
+        wide = grad.double(), gate.double(), up.double()
+        exact = (swiglu(*wide[1:]), *swiglu_backward(*wide))
+        for ours, theirs, right in zip(found, plain, exact, strict=True):
+            assert ours.dtype is dtype
+            assert (ours - right).norm() <= 1.05 * (theirs - right).norm() + 1e-7 * right.norm()
+print("near")
 """
 
 
-def test_the_kernels_give_what_plain_operators_give():
+def test_the_kernels_are_as_near_to_fp64_as_plain_operators():
     """By triton's interpreter, which runs them on the CPU."""
     pytest.importorskip("triton")
-    assert in_fresh_python(KERNELS, env={**os.environ, "TRITON_INTERPRET": "1"}, timeout=600) == "equal\n"
+    assert in_fresh_python(KERNELS, env={**os.environ, "TRITON_INTERPRET": "1"}, timeout=600) == "near\n"
 
 
 @pytest.mark.parametrize("name, tensors", [("_forward", 3), ("_backward", 5)])
