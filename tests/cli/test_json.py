@@ -65,7 +65,7 @@ def test_every_command_that_a_program_needs_has_a_schema_that_refuses_other_obje
 
 
 def test_a_plan(folder, capsys):
-    line = ["plan", "--config", "openflamingo_3b", "--machine", "a100-infiniband", "--launch.ranks", "16"]
+    line = ["plan", "--config", "tiny", "--machine", "a100-infiniband", "--launch.ranks", "16"]
     (plan,) = answers(line, capsys)
     assert plan["ranks"] == 16 and plan["parameters"] == sum(unit["parameters"] for unit in plan["units"])
     assert plan["cost"]["at_rest_bytes"] == sum(unit["at_rest_bytes"] for unit in plan["units"])

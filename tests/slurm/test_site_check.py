@@ -90,7 +90,7 @@ def faults(folder: Path) -> dict[str, Fault]:
                 "versions": (f"2.9.0 on rank 1 on {NODES[1]}", "launch.python"),
                 "GPUs of ranks": (f"rank 0 on {NODES[0]} sees 0", "nvidia-smi"),
                 "cache": ("cannot be written", "export MMFSDP_CACHE="),
-                "login shell": ("takes 6", "~/.bash_profile"),
+                "login shell": ("`bash -l -c true` takes ", "~/.bash_profile"),
                 "scancel": ("Access/permission denied", "administrators"),
             },
             ("--train.device", "auto", *TWO_NODES),
