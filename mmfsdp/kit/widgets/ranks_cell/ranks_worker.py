@@ -7,6 +7,7 @@ rank has ended. Ends with its input, and so with the notebook's kernel.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -46,6 +47,7 @@ def serve() -> None:
     torch.set_num_threads(1)  # a fork must not inherit a pool of threads
     for name in AHEAD_OF_CELLS:
         import_module(name)  # so that no rank of any cell spends its time on it
+    gc.freeze()  # in a rank, a collection would look through all of that, and copy the memory that a fork shares
     for line in sys.stdin:
         request = json.loads(line)
         _run(Path(request["folder"]), request["ranks"])
