@@ -40,6 +40,11 @@ def warning(code: str, message: str) -> Finding:
     return Finding("warning", code, message)
 
 
+def note(code: str, message: str) -> Finding:
+    """Return a finding that is no fault: a choice that may be better."""
+    return Finding("note", code, message)
+
+
 def some(names: Sequence[str]) -> str:
     """Return two of the names, and the number of the others."""
     listed = ", ".join(names[:2])

@@ -267,6 +267,11 @@ class WrapPlan:
     """Bytes that the example's other operators read and write: norms, activations, casts, copies, losses."""
     kernels: int = 0
     """Number of the example's operators that run on the device."""
+    fusable_bytes: int = 0
+    """Part of moved_bytes that `compile_units` would save at best: where all operators of a unit between two products
+    become one kernel."""
+    fusable_kernels: int = 0
+    """Part of kernels that it would save then."""
     optimizer_states: float = OptimizerKind.ADAMW.states
     """Bytes that the optimizer, and a moving average, keep for each byte of a trainable parameter."""
     optimizer_gathers: int = OptimizerKind.ADAMW.gathers

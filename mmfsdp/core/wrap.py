@@ -127,11 +127,15 @@ def compile_units(model: nn.Module, plan: WrapPlan) -> None:
     if not plan.fsdp.compile_units:
         return
     plan.fsdp.check_machine()
+    for name in modules_to_compile(plan):
+        module = model.get_submodule(name)
+        module.forward = torch.compile(module.forward)  # type: ignore[method-assign]
+
+
+def modules_to_compile(plan: WrapPlan) -> list[str]:
+    """Return the names of the modules of the innermost units, which `compile_units` compiles."""
     names: list[str] = []
     for unit in plan.units:
         if unit.params and not unit.is_root:
             names += unit.modules
-    for name in names:
-        if not contains([name], names):
-            module = model.get_submodule(name)
-            module.forward = torch.compile(module.forward)  # type: ignore[method-assign]
+    return [name for name in names if not contains([name], names)]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..core.group import MIN_UNIT_PARAMETERS
-from ..core.guards import some, warning
+from ..core.guards import note, some, warning
 from ..core.names import plain_name
 from ..core.plan import Param, UnitKind, WrapPlan
 from ..core.recompute import checkpoints_itself
@@ -22,6 +22,11 @@ MAX_PADDING_SHARE = 0.25
 """Above this share of padding, the lint says which mesh has less."""
 ROWS_OF_A_VOCABULARY = 1 << 13
 """A linear layer with as many outputs is taken for a head of logits."""
+MIN_COMPILED_SHARE = 0.1
+"""Share of a step from which the lint says what compiled units save: the predicted seconds of published eager steps are
+as far from the measured ones (notebooks/reference/published.md)."""
+COMPILATION_S = 60
+"""Seconds that compiling takes at least, as `fsdp.compile_units` says: minutes, for a large model."""
 ALIGNED = 8
 """Numbers in 16 bits of which a row must be a multiple, so that a GPU reads rows by 16 bytes: the fast kernels of
 cuBLAS ask for that."""
@@ -53,6 +58,37 @@ def emulated_bf16(plan: WrapPlan, card: str) -> Iterator[Finding]:
     if card and any(unit.compute_dtype == "bfloat16" for unit in plan.units):
         yield warning(
             "emulated-bf16", f"{card} {EMULATED}; set mixed_precision to fp16, for which train_step scales the loss"
+        )
+
+
+def units_to_compile(
+    plan: WrapPlan, *, machine: str, seconds: float, compiled_seconds: float, steps: int
+) -> Iterator[Finding]:
+    """Find that compiling its units would save a run much of its time, or cannot save what it takes.
+
+    Args:
+        plan: A plan with the work of an example.
+        machine: The GPU and network, by name.
+        seconds: Of an eager step there, in one number.
+        compiled_seconds: Of a step with compiled units.
+        steps: Of the run.
+    """
+    saved = seconds - compiled_seconds
+    whole = f"{steps * saved:,.0f} s in {steps:,} steps"
+    if plan.fsdp.compile_units:
+        if steps * saved < COMPILATION_S:
+            yield warning(
+                "compile-short",
+                f"compile_units saves about {whole} on {machine}, and compiling takes longer at first; set it to false",
+            )
+    elif saved > MIN_COMPILED_SHARE * seconds and steps * saved > COMPILATION_S:
+        share = plan.fusable_bytes / max(1, plan.moved_bytes)
+        yield note(
+            "compile-off",
+            f"a step on {machine} takes about {seconds:.3g} s, and {compiled_seconds:.3g} s with compile_units, which "
+            f"fuses {plan.fusable_kernels:,} of {plan.kernels:,} operators into others and saves {share:.0%} of the "
+            f"bytes that operators move. That is {whole}, less what compiling takes at first; to try it, set "
+            "fsdp.compile_units",
         )
 
 

@@ -29,11 +29,15 @@ from ..core.quantize import quantized_copy
 from ..core.recompute import checkpoint_activations, in_backward
 from ..core.unit_rules import with_bytes
 from ..core.units import torch_dtype
+from ..core.wrap import modules_to_compile
 from ..lint.cost import loss_in_pieces_of_torch, without_gradient
 from ..params import ParamError
 from .gathers import with_gathers
 from .work import Work, WorkCounter
 
+BEGINS = {"pre_forward": "forward", "pre_backward": "backward"}
+ENDS = {"post_forward": "forward", "post_backward": "backward", "no_gradient": "backward"}
+"""Events between which operators are those of a unit, and the pass that they begin or end. Both may run at once."""
 TORCHS_LOSS = "torch_nn::_linear_cross_entropy"
 """Beginning of the names of the operators of `torch.nn.functional.linear_cross_entropy` (torch 2.13)."""
 
@@ -174,6 +178,9 @@ class MemoryRecorder(TorchDispatchMode):
         self.plan = plan
         self.events: list[MemoryEvent] = []
         self.counter = WorkCounter(model)
+        to_compile = set(modules_to_compile(plan))
+        self.can_be_compiled = {unit.order for unit in plan.units if to_compile & set(unit.modules)}
+        self.running: set[tuple[int, str]] = set()  # those of them that run, by the pass
         self.operators = 0
         self.allocated = self.gradients = self.peak = self.peak_without_grads = 0
         self.storages = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}  # at rest
@@ -208,7 +215,7 @@ class MemoryRecorder(TorchDispatchMode):
         output = func(*args, **kwargs)
         if func.name().startswith(TORCHS_LOSS) and not in_backward():
             self.torchs_losses.add(args[0].dtype)
-        self.counter.add(func, args, kwargs, output)
+        self.counter.add(func, args, kwargs, output, in_unit=bool(self.running))
         for tensor in tensors_of(output):
             self.allocate(tensor)
         if operator in (aten.convolution, aten.convolution_backward):
@@ -240,6 +247,12 @@ class MemoryRecorder(TorchDispatchMode):
 
     def note(self, event: str, order: int) -> None:
         """Note the counts, and begin to look for the peak before the next event."""
+        self.counter.fusion.end()
+        if order in self.can_be_compiled:
+            if event in BEGINS:
+                self.running.add((order, BEGINS[event]))
+            elif event in ENDS:
+                self.running.discard((order, ENDS[event]))
         counts = self.peak, self.peak_without_grads, self.allocated, self.gradients
         self.events.append(MemoryEvent(event, order, *counts))
         if event == "post_backward":  # the wrapper reduces the gradients and frees them

@@ -44,8 +44,17 @@ class Times:
     """Greatest ratio of the seconds of a step to those predicted."""
     gaps: float = 0.0
     """Seconds in which a GPU may wait for the next operator to be launched."""
-    usual: float = 0.0
-    """The single number that measured steps were nearest to; 0 where none is known."""
+    eager: float = 0.0
+    """The single number that measured eager steps were nearest to; 0 where none is known."""
+    compiled: float = 0.0
+    """The same with `compile_units`, where all operators of a unit between two products are one kernel."""
+    units_compiled: bool = False
+    """The plan has `compile_units`."""
+
+    @property
+    def usual(self) -> float:
+        """The single number for the plan as it is; 0 where none is known."""
+        return self.compiled if self.units_compiled else self.eager
 
     @property
     def serial(self) -> float:
@@ -128,7 +137,7 @@ def step_time(
     # which it writes, too, where it clips them: with AdamW's two moments 9 in all.
     clips = train.max_grad_norm is not None
     moved = (4 + clips + 2 * plan.optimizer_states) * memory_at_rest(plan).gradients
-    spread, gaps, usual = 1.0, 0.0, 0.0
+    spread, gaps = 1.0, 0.0
     if tokens is None:
         moved += micro_steps * plan.moved_bytes + copied_bytes(plan, micro_steps)
         spread, gaps = machine.spread, micro_steps * plan.kernels * machine.launch
@@ -145,13 +154,27 @@ def step_time(
     first = next((u for u in plan.units if u.sharded and u.params), None)
     exposed = first.unsharded_bytes + first.reduced_bytes if first else 0
     exposed_s = exposed / (machine.inside or machine.bandwidth)
-    overlapped = min(local + network, max(local, network) + exposed_s)
+
+    def beside_network(local_s: float) -> float:
+        return min(local_s + network, max(local_s, network) + exposed_s)
+
+    eager = compiled = 0.0
     if tokens is None and machine.operator:
-        usual_local = machine.products_factor * max(compute, weights) + machine.bytes_factor * moved_s
-        usual_local += machine.operator * micro_steps * plan.kernels
-        usual = min(usual_local + network, max(usual_local, network) + exposed_s)
-    memory = weights + moved_s
-    return Times(compute, memory, network, local, overlapped, inside, between, machine.name, spread, gaps, usual)
+        one_by_one, fused = _usual_local(plan, machine, micro_steps, products_s=max(compute, weights), moved_s=moved_s)
+        eager, compiled = beside_network(one_by_one), beside_network(fused)
+    of_gpu = compute, weights + moved_s, network, local, beside_network(local)
+    usual = eager, compiled, plan.fsdp.compile_units
+    return Times(*of_gpu, inside, between, machine.name, spread, gaps, *usual)
+
+
+def _usual_local(
+    plan: WrapPlan, machine: Machine, micro_steps: int, *, products_s: float, moved_s: float
+) -> tuple[float, float]:
+    """Return the usual seconds of the GPU alone, with each operator by itself and with those of units fused."""
+    eager = machine.products_factor * products_s + machine.bytes_factor * moved_s
+    eager += machine.operator * micro_steps * plan.kernels
+    saved_s = machine.bytes_factor * plan.fusable_bytes / machine.memory + machine.operator * plan.fusable_kernels
+    return eager, eager - micro_steps * saved_s
 
 
 def workload(plan: WrapPlan, params: RunParams) -> dict[str, Any]:

@@ -7,6 +7,7 @@ also where it is causal.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,11 @@ class Work:
     """Read and written by the other operators, each on its own: norms, activations, casts, copies, losses."""
     kernels: int = 0
     """Operators that run on the device."""
+    fusable_bytes: int = 0
+    """Part of moved_bytes that would not move if a compiler made one kernel of all operators of a unit between two
+    products: see Fusion."""
+    fusable_kernels: int = 0
+    """Part of kernels that there would not be then."""
 
 
 class WorkCounter:
@@ -56,6 +62,7 @@ class WorkCounter:
 
         self._formulas = flop_registry
         self.work = Work()
+        self.fusion = Fusion(self.work)
         self._running_again = 0
         # An autograd.Function turns gradients off in its forward, so gradient mode alone does not tell a forward that
         # runs again from a backward.
@@ -71,14 +78,17 @@ class WorkCounter:
         if in_backward() and self._running_again:
             self._running_again -= 1
 
-    def add(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> None:
-        """Count one call of an operator."""
+    def add(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any, *, in_unit: bool = False
+    ) -> None:
+        """Count one call of an operator. in_unit: of a unit that can be compiled."""
         operator = getattr(func, "_overloadpacket", None)
         needed = not in_backward() or not (self._running_again or torch.is_grad_enabled())
         work = self.work
         if operator in (FLASH_FORWARD, FLASH_BACKWARD):
             self._add_attention(operator is FLASH_BACKWARD, args, kwargs, needed=needed)
             work.kernels += 1
+            self.fusion.end()
             return
         formula = grouped_mm_flops if operator is GROUPED_MM else self._formulas.get(operator)
         if formula:
@@ -86,10 +96,15 @@ class WorkCounter:
             work.hardware_flops += flops
             work.flops += flops if needed else 0
             work.kernels += 1
+            self.fusion.end()
             return
         moved = moved_bytes(func, args, kwargs, output)
         work.moved_bytes += moved
         work.kernels += moved > 0
+        if moved and in_unit and func.namespace == "aten":
+            self.fusion.add((args, kwargs), output, moved)
+        elif moved:  # a custom operator, which is one kernel already, or outside of the units
+            self.fusion.end()
 
     def _add_attention(self, backward: bool, args: Sequence[Any], kwargs: dict[str, Any], *, needed: bool) -> None:
         """Count fused attention. Query is (batch, heads, length, width); keys may have fewer heads."""
@@ -106,6 +121,50 @@ class WorkCounter:
         self.work.flops += useful if needed else 0
         self.work.attention_flops += executed - skipped
         self.work.causal_flops += skipped
+
+
+class Fusion:
+    """Groups operators as they are dispatched; a product, a custom operator, or the end of a unit ends a group.
+
+    The group as one kernel reads each tensor that others made once, and writes the tensors that are still there at its
+    end: what a later product or backward needs. A compiler may compute some of these again, and then writes less.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._begin()
+
+    def _begin(self) -> None:
+        self._bytes = self._kernels = 0
+        self._read: dict[int, int] = {}  # bytes by storage
+        self._written: dict[int, int] = {}  # in place, in the storages of others
+        self._made: dict[int, int] = {}  # in the group, and not freed yet
+
+    def add(self, inputs: Any, output: Any, moved: int) -> None:
+        """Add an operator to the group. moved: the bytes that it reads and writes by itself."""
+        self._bytes += moved
+        self._kernels += 1
+        for tensor in tensors_of(inputs):
+            address = tensor.untyped_storage()._cdata
+            if address not in self._made:
+                self._read[address] = max(self._read.get(address, 0), stored_bytes(tensor))
+        for tensor in tensors_of(output):
+            storage = tensor.untyped_storage()
+            address = storage._cdata
+            if address in self._read:
+                self._written[address] = stored_bytes(tensor)
+            elif address not in self._made:
+                self._made[address] = stored_bytes(tensor)
+                weakref.finalize(storage, self._made.pop, address, None)
+
+    def end(self) -> None:
+        """End the group, and count what fusing it saves."""
+        if not self._kernels:
+            return
+        left = sum(self._read.values()) + sum(self._written.values()) + sum(self._made.values())
+        self._work.fusable_bytes += max(0, self._bytes - left)
+        self._work.fusable_kernels += self._kernels - 1
+        self._begin()
 
 
 def grouped_mm_flops(a: torch.Tensor, b: torch.Tensor, *_: Any, **__: Any) -> int:

@@ -23,7 +23,7 @@ from mmfsdp.core.token_loss import LossLinear
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.kit import cli
 from mmfsdp.kit.train.optimizer import build_optimizer
-from mmfsdp.lint.cost import card_without_bf16, emulated_bf16
+from mmfsdp.lint.cost import card_without_bf16, emulated_bf16, units_to_compile
 from mmfsdp.lint.plan import lint
 from mmfsdp.params import FSDPParams, ParamError, TrainParams
 from mmfsdp.planning import make_plan, wrap_fsdp
@@ -394,6 +394,20 @@ def test_logits_whose_rows_a_gpu_multiplies_slowly_are_told():
     assert message.startswith("lm_head: a position has 50,257 logits, no multiple of 8")
     assert not told(50_264) + told(50_257, head=LossLinear) + told(50_257, "cpu") + told(50_257, mixed_precision=None)
     assert not told(1_001), "a small head costs little"
+
+
+def test_what_compiled_units_save_is_told_where_it_is_much_or_too_little():
+    def told(steps, compiled, **fields):
+        found = units_to_compile(
+            plan(stack(), **fields), machine="h200-nvlink", seconds=1.0, compiled_seconds=compiled, steps=steps
+        )
+        return [(finding.level, finding.code) for finding in found]
+
+    assert told(1000, 0.8) == [("note", "compile-off")]
+    assert told(1000, 0.95) == [], "the prediction is not as exact as that"
+    assert told(100, 0.8) == [], "a short run"
+    assert told(100, 0.8, compile_units=True) == [("warning", "compile-short")]
+    assert told(1000, 0.8, compile_units=True) == []
 
 
 @pytest.mark.real

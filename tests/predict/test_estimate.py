@@ -185,6 +185,10 @@ def test_an_example_counts_the_work_of_a_step():
     hidden = usual.overlapped - usual.local  # the exposed part of the network
     assert usual.usual == pytest.approx(2 * slower.compute + 3 * moved + plan.kernels / 2 + hidden)
     assert usual.expected.startswith(f"about {seconds(usual.usual)} (")
+    fused = replace(plan, fusable_bytes=plan.moved_bytes // 2, fusable_kernels=1, fsdp=FSDPParams(compile_units=True))
+    compiled = step_time(fused, machine=replace(kernels, products_factor=2, bytes_factor=3, operator=0.5))
+    assert compiled.eager == usual.usual
+    assert compiled.usual == pytest.approx(usual.usual - 3 * fused.fusable_bytes / 1e9 - 0.5)
     quantized = FSDPParams(frozen_dtype="int8", mixed_precision="bf16")
     int8 = step_time(make_plan(model, quantized, world_size=2, example={"input": torch.ones(8, 64)}), machine=machine)
     # Forward alone passes through the frozen matrix: its codes and bf16 scales are read, and it is written in bf16.

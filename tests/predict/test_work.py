@@ -70,13 +70,13 @@ def test_a_frozen_language_model_computes_no_gradients_of_weights_and_again_what
 class Counting(TorchDispatchMode):
     """Counts each operator."""
 
-    def __init__(self):
+    def __init__(self, *, in_unit=False):
         super().__init__()
-        self.counter = WorkCounter(nn.Linear(1, 1))
+        self.counter, self.in_unit = WorkCounter(nn.Linear(1, 1)), in_unit
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         output = func(*args, **(kwargs or {}))
-        self.counter.add(func, args, kwargs or {}, output)
+        self.counter.add(func, args, kwargs or {}, output, in_unit=self.in_unit)
         return output
 
 
@@ -89,6 +89,32 @@ def test_kernels_are_what_reads_or_writes_memory():
     work = mode.counter.work
     assert work.kernels == 2
     assert work.moved_bytes == 4 * x.nbytes, "each of the two reads and writes as much"
+
+
+@pytest.mark.parametrize("in_unit", [False, True])
+def test_operators_between_two_products_may_become_one_kernel(in_unit):
+    with Counting(in_unit=in_unit) as mode:
+        x, weight = torch.empty(8, 8), torch.empty(8, 8)
+        gate = x @ weight
+        kept = gate.sigmoid()
+        (kept * 2 + gate) @ weight  # the product by 2 is freed before
+        x.exp().add_(1) @ weight
+    work = mode.counter.work
+    assert work.kernels == 3 + 5 and work.moved_bytes == (2 + 2 + 3 + 2 + 2) * x.nbytes
+    # The first kernel reads `gate`, and writes the sum and what is kept; the second reads x and writes its result.
+    assert (work.fusable_kernels, work.fusable_bytes) == ((2 + 1, (4 + 2) * x.nbytes) if in_unit else (0, 0))
+
+
+def test_compiled_units_are_the_layers_and_what_they_recompute_or_a_custom_operator_does():
+    model = llama()
+    plan, again = planned(model, text()), planned(model, text(), activation_checkpointing="all")
+    unsharded = planned(model, text(), auto_wrap_policy="NO_WRAP")
+    assert 0 < plan.fusable_bytes < plan.moved_bytes and 0 < plan.fusable_kernels < plan.kernels
+    assert again.fusable_kernels > plan.fusable_kernels
+    assert (unsharded.fusable_bytes, unsharded.fusable_kernels) == (0, 0), "the root is not compiled"
+    # What stays: of each layer the products, attention, and at least one kernel between them.
+    products = LAYERS * 3 * 7
+    assert plan.kernels - plan.fusable_kernels > 2 * products
 
 
 def test_a_vision_encoder():

@@ -9,7 +9,7 @@ import sys
 import textwrap
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date
 from importlib import import_module
 from math import inf
@@ -136,12 +136,23 @@ def planned_phase(
     sources, found: what `quick_look` returned of the data. all_data: look at the size of every record, however long it
     takes.
     """
+    from ...lint.cost import units_to_compile
     from ..train.prepare import preview, rates_of, with_notices, with_place
 
     planned, cost = preview(phase.params, sources, **({"most": None} if all_data else {}))
     planned = with_place(with_notices(planned, found), phase.params)
     rates = rates_of(phase.params, planned)
-    return PlannedPhase(planned, cost, rates, *on_machine(machine, planned, phase.params))
+    times, compared = on_machine(machine, planned, phase.params)
+    if times is not None and times.usual:
+        found_by_times = units_to_compile(
+            planned,
+            machine=times.machine,
+            seconds=times.eager,
+            compiled_seconds=times.compiled,
+            steps=phase.params.train.steps,
+        )
+        planned = replace(planned, lint=(*planned.lint, *found_by_times))
+    return PlannedPhase(planned, cost, rates, times, compared)
 
 
 def on_machine(name: str | None, planned: WrapPlan, params: RunParams) -> tuple[Times | None, list[Mesh]]:
