@@ -65,8 +65,12 @@ def measured(plans: dict[str, str]) -> dict[str, Any]:
 
 Case = tuple[str, str, str]
 """A family, what of it is trained, and a way to wrap it."""
-SOME = [(name, TRAINED[(i + k) % len(TRAINED)], way) for i, name in enumerate(SIX) for k, way in enumerate(WAYS)]
-"""Each pair of family and way, of family and what is trained, and of what is trained and way occurs."""
+SOME = []
+"""Each pair of family and what is trained, and of what is trained and way occurs; three ways of each family."""
+for i, name in enumerate(SIX):
+    for k, way in enumerate(WAYS):
+        if (i + k) % len(WAYS) < 3:
+            SOME.append((name, TRAINED[(i + k) % len(TRAINED)], way))
 ALL = list(product(SIX + OTHERS, TRAINED, WAYS))
 
 
