@@ -134,15 +134,6 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
     )
 
 
-def with_memory_events(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> WrapPlan:
-    """Return the plan with the memory events and FLOPs of one micro-step, from which peak and time are predicted.
-
-    Grouping and policies stay; all-gathers are counted, and trainable parameters without a gradient are known as
-    unused. example: as for `make_plan`. Raises ValueError if the model does not take it.
-    """
-    return with_recording(plan, record_memory(model, plan, example))
-
-
 def with_recording(plan: WrapPlan, recording: Recording) -> WrapPlan:
     """Return the plan with its memory events, and with units that know which parameters get no gradient."""
     units = list(plan.units)

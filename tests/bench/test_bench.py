@@ -21,7 +21,7 @@ from mmfsdp.kit.bench.bench_step import LARGE, batch_for, bench_step, table
 from mmfsdp.kit.cli import main
 from mmfsdp.kit.models.kinds import kind_of
 from mmfsdp.kit.models.loss_in_head import loss_in_head
-from mmfsdp.kit.train.prepare import kept_by_key
+from mmfsdp.kit.train.prepare import cache_by_key, kept_by_key
 from mmfsdp.params import FSDPParams, ParamError, load
 from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate
@@ -68,6 +68,7 @@ def test_bench_redraw_records_a_model_once_for_every_policy_and_number_of_ranks(
         lambda model, plan, example: recorded.append(plan.backend) or record_memory(model, plan, example),
     )
     kept_by_key.cache_clear()
+    cache_by_key.cache_clear()
     assert main(["bench", "redraw", "--preset", "tiny", "--ranks", "4"]) == 0
     result, text = json.loads((tmp_path / "bench_redraw.json").read_text()), capsys.readouterr().out
     rows = {row["change"]: row for row in result["rows"]}

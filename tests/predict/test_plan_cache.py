@@ -72,6 +72,7 @@ def test_auto_needs_no_trace_of_its_own_after_a_plan_that_foresaw_it(monkeypatch
 
     monkeypatch.setattr(plan_cache, "trace_and_group", counting)
     prepare.kept_by_key.cache_clear()
+    prepare.cache_by_key.cache_clear()
     *_, (plan, _) = prepare.previews(load("tiny"), for_auto=True)
     assert with_example == [False, True]
     auto = load("tiny").change(**{"fsdp.frozen_policy": "AUTO", "fsdp.memory_budget_gib": 1.0})

@@ -29,7 +29,7 @@ from ...params.variables import with_variables
 from ...planning import make_plan
 from ...predict import Estimate, estimate
 from ...predict.memory import Memory
-from ...predict.memory_events import with_memory_events, with_recording
+from ...predict.memory_events import with_recording
 from ...predict.plan_cache import PlanCache
 from ..data import open_sources
 from ..data.chat import NO_SYSTEM
@@ -290,7 +290,13 @@ def _model_key(params: RunParams) -> str:
 def kept_by_key(key: str) -> tuple[nn.Module, SampleProcessor | None, PlanCache]:
     """Return the model, its processor and its recordings for a key of `_model_key`; the two newest are kept."""
     values, *_ = json.loads(key)
-    return *frozen_model(ModelParams.from_dict(values)), PlanCache()
+    return *frozen_model(ModelParams.from_dict(values)), cache_by_key(key)
+
+
+@lru_cache(2)
+def cache_by_key(key: str) -> PlanCache:
+    """Return where the recordings of the model of a key are kept."""
+    return PlanCache()
 
 
 def frozen_model(params: ModelParams) -> tuple[nn.Module, SampleProcessor | None]:
@@ -308,9 +314,10 @@ def plan_for(
 ) -> tuple[WrapPlan, Estimate]:
     """Return the plan of a model that is frozen already, and its cost per rank; see `plan_run` for the arguments."""
     example = example_of(model, params, processor, sources)
-    plan = _with_warnings(plan_run(model, params, example), processor)
+    cache = cache_by_key(_model_key(params))
+    plan = _with_warnings(plan_run(model, params, example, cache), processor)
     if not (plan.refused or plan.memory_events or example is None):
-        plan = with_memory_events(model, plan, example)
+        plan = with_recording(plan, cache.record(quantized_copy(model, params.fsdp), plan, example))
     return plan, cost_of(plan, params)
 
 
@@ -399,8 +406,9 @@ def _bytes_of_peak(batch_and_peak: tuple[DataBatch, Memory]) -> int:
 
 def peak_of(params: RunParams, plan: WrapPlan, inputs: dict[str, Any]) -> dict[str, Any]:
     """Return the peak that the plan predicts for a micro-batch of a run: bytes, and when."""
-    model, _ = frozen_model(params.model)
-    cost = cost_of(with_memory_events(model, plan, inputs), params)
+    model, _, cache = kept_with_cache(params)
+    recording = cache.record(quantized_copy(model, params.fsdp), plan, inputs)
+    cost = cost_of(with_recording(plan, recording), params)
     return {"bytes": cost.peak_bytes, "when": cost.peak_when}
 
 
