@@ -140,7 +140,7 @@ def step_time(
     spread, gaps = 1.0, 0.0
     if tokens is None:
         moved += micro_steps * plan.moved_bytes + copied_bytes(plan, micro_steps)
-        spread, gaps = machine.spread, micro_steps * plan.kernels * machine.launch
+        spread, gaps = machine.spread, micro_steps * _launches(plan) * machine.launch
     moved_s = moved / machine.memory
     local = max(compute, weights + moved_s)  # `efficiency` has the rest
     if tokens is None:
@@ -165,6 +165,11 @@ def step_time(
     of_gpu = compute, weights + moved_s, network, local, beside_network(local)
     usual = eager, compiled, plan.fsdp.compile_units
     return Times(*of_gpu, inside, between, machine.name, spread, gaps, *usual)
+
+
+def _launches(plan: WrapPlan) -> int:
+    """Return the kernels that the host launches in a micro-step: in compiled units one for those that are fused."""
+    return plan.kernels - plan.fusable_kernels if plan.fsdp.compile_units else plan.kernels
 
 
 def _usual_local(

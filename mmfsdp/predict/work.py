@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -132,11 +133,13 @@ class Fusion:
 
     def __init__(self, work: Work) -> None:
         self._work = work
+        self._numbers: dict[int, int] = {}  # of storages that are there, by address: addresses are used again
+        self._next = count()
         self._begin()
 
     def _begin(self) -> None:
         self._bytes = self._kernels = 0
-        self._read: dict[int, int] = {}  # bytes by storage
+        self._read: dict[int, int] = {}  # bytes by the storage's number
         self._written: dict[int, int] = {}  # in place, in the storages of others
         self._made: dict[int, int] = {}  # in the group, and not freed yet
 
@@ -145,17 +148,27 @@ class Fusion:
         self._bytes += moved
         self._kernels += 1
         for tensor in tensors_of(inputs):
-            address = tensor.untyped_storage()._cdata
-            if address not in self._made:
-                self._read[address] = max(self._read.get(address, 0), stored_bytes(tensor))
+            number = self._number(tensor)
+            if number not in self._made:
+                self._read[number] = max(self._read.get(number, 0), stored_bytes(tensor))
         for tensor in tensors_of(output):
-            storage = tensor.untyped_storage()
-            address = storage._cdata
-            if address in self._read:
-                self._written[address] = stored_bytes(tensor)
-            elif address not in self._made:
-                self._made[address] = stored_bytes(tensor)
-                weakref.finalize(storage, self._made.pop, address, None)
+            number = self._number(tensor)
+            if number in self._read:
+                self._written[number] = stored_bytes(tensor)
+            elif number not in self._made:
+                self._made[number] = stored_bytes(tensor)
+
+    def _number(self, tensor: torch.Tensor) -> int:
+        """Return a number that no other storage has or had."""
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address not in self._numbers:
+            self._numbers[address] = next(self._next)
+            weakref.finalize(storage, self._free, address)
+        return self._numbers[address]
+
+    def _free(self, address: int) -> None:
+        self._made.pop(self._numbers.pop(address), None)
 
     def end(self) -> None:
         """End the group, and count what fusing it saves."""

@@ -188,6 +188,7 @@ def test_an_example_counts_the_work_of_a_step():
     fused = replace(plan, fusable_bytes=plan.moved_bytes // 2, fusable_kernels=1, fsdp=FSDPParams(compile_units=True))
     compiled = step_time(fused, machine=replace(kernels, products_factor=2, bytes_factor=3, operator=0.5))
     assert compiled.eager == usual.usual
+    assert usual.gaps - compiled.gaps == 1, "one kernel fewer to launch"
     assert compiled.usual == pytest.approx(usual.usual - 3 * fused.fusable_bytes / 1e9 - 0.5)
     quantized = FSDPParams(frozen_dtype="int8", mixed_precision="bf16")
     int8 = step_time(make_plan(model, quantized, world_size=2, example={"input": torch.ones(8, 64)}), machine=machine)
