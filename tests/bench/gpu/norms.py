@@ -16,9 +16,10 @@ from mmfsdp.kit.models.fused_norms import fuse_norms
 from mmfsdp.kit.models.fused_swiglu import fuse_swiglu, fused_swiglu, swiglu, swiglu_backward
 from tests.bench.gpu.device import DEVICE, ON_GPU, seconds_of
 from tests.bench.gpu.flamingo import batch_of, plan_of, predicted, pristine, wrap
+from tests.bench.gpu.methods import SHARD, plan_for
 from tests.bench.gpu.rows import Rows
 
-FIELDS = {"mixed_precision": "bf16", **OURS["frozen-aware SHARD"]}
+FIELDS = {"mixed_precision": "bf16", **OURS[SHARD]}
 SAMPLES = 16 if ON_GPU else 2
 NONE, NORMS, BOTH = "none", "norms", "norms and SwiGLU"
 TURNS = (NONE, NORMS, BOTH, NORMS, NONE) if ON_GPU else (NONE, BOTH)
@@ -71,7 +72,9 @@ def model_with(fused: str) -> nn.Module:
 
 @cache
 def plan_with(fused: str) -> WrapPlan:
-    """Return its plan."""
+    """Return its plan: without fused kernels, that of an earlier part."""
+    if fused == NONE:
+        return plan_for(SHARD, SAMPLES, False)
     return plan_of(model_with(fused), batch_of(SAMPLES, mask=False), FIELDS)
 
 
