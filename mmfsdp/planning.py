@@ -127,7 +127,8 @@ def wrap_fsdp(
     plan = plan_on_rank_0(model, partial(make_plan, model, params, world_size=dist.get_world_size(), example=example))
     if rank() == 0 and not plan.refused:
         for finding in plan.lint:
-            warnings.warn(f"plan: {finding.message}", stacklevel=2)
+            if finding.level == "warning":
+                warnings.warn(f"plan: {finding.message}", stacklevel=2)
     return apply_plan(model, plan, device=device, mesh=mesh)
 
 

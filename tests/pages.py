@@ -20,6 +20,7 @@ from mmfsdp.core.plan import Unit
 from mmfsdp.kit.cli import build_parser
 from mmfsdp.kit.cli.json_output import Failure
 from mmfsdp.kit.data.rows.rows import SHAPES
+from mmfsdp.lint.plan import LEVELS
 from mmfsdp.params import (
     AutoWrapPolicy,
     Backend,
@@ -138,12 +139,14 @@ def lint() -> str:
     rows: dict[str, list[str]] = {}
     calls = []
     for file in ("core/guards.py", "lint/plan.py", "lint/cost.py", "kit/compat/describe_lint.py"):
-        calls += _calls(ROOT / "mmfsdp" / file, ("error", "warning", "note"))
+        calls += _calls(ROOT / "mmfsdp" / file, LEVELS)
     for call in calls:
         code, says = _text(call.args[0]), _text(call.args[1], either=True)
         assert isinstance(call.func, ast.Name)
         rows.setdefault(code, [f"`{code}`", call.func.id, _cell_of(says)])
-    return _table(["code", "level", "what it says, and what to do"], sorted(rows.values(), key=lambda row: row[1]))
+    return _table(
+        ["code", "level", "what it says, and what to do"], sorted(rows.values(), key=lambda row: LEVELS.index(row[1]))
+    )
 
 
 def all_texts() -> str:

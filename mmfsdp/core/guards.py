@@ -41,7 +41,7 @@ def warning(code: str, message: str) -> Finding:
 
 
 def note(code: str, message: str) -> Finding:
-    """Return a finding that is no fault: a choice that may be better."""
+    """Return a finding that is no fault: a choice that may be better, or one that the plan made."""
     return Finding("note", code, message)
 
 

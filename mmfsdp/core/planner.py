@@ -14,7 +14,7 @@ from ..params import HYBRID, FrozenPolicy, FSDPParams, ParamError
 from .group import group_modules
 from .plan import Unit, UnitKind, WrapPlan
 from .trace import Trace, trace
-from .units import buffer_bytes, build_units
+from .units import buffer_bytes, build_units, can_replicate
 from .wrapper import Wrapper
 
 
@@ -67,9 +67,6 @@ def plan_units(
 
 def check_units(params: FSDPParams, units: tuple[Unit, ...]) -> None:
     """Raise ParamError for choices that this model's units do not allow."""
-    compute = params.mixed_precision
-    if params.autocast_precision:  # it takes weights of any 16 bits
-        compute = params.frozen_precision
     for unit in units:
         if params.use_orig_params is False and unit.kind is UnitKind.MIXED:
             raise ParamError(
@@ -77,9 +74,8 @@ def check_units(params: FSDPParams, units: tuple[Unit, ...]) -> None:
                 f"False needs units that are all frozen or all trainable, and {unit.name} is mixed; remove it or set "
                 "auto_wrap_policy to FROZEN_AWARE",
             )
-        # FSDP casts the inputs of the units that it shards. Nothing casts the inputs of a replicated unit.
         holds_frozen = unit.kind in (UnitKind.FROZEN, UnitKind.MIXED)
-        if holds_frozen and not unit.sharded and params.frozen_precision not in (None, compute):
+        if holds_frozen and not unit.sharded and not can_replicate(params):
             raise ParamError(
                 "frozen_dtype",
                 f"every rank holds all of {unit.name} and computes with it in {params.frozen_dtype}, its inputs are in "

@@ -54,6 +54,8 @@ def build_units(
     Raises:
         ParamError: For a parameter of a dtype that no plan knows.
     """
+    if replicates_frozen(fsdp, shard):
+        policy = FrozenPolicy.REPLICATE
     members = assign_parameters(model, fsdp, groups, replicated, trace)
     last = _last_units(model, [modules for modules, _ in members], trace)
     recomputed = recomputed_modules(model, fsdp, trace)
@@ -84,6 +86,33 @@ def build_units(
             unit = _with_resharding(unit, fsdp, stays=modules in last)
         units.append(with_bytes(unit, fsdp, shard))
     return tuple(units)
+
+
+def replicates_frozen(fsdp: FSDPParams, shard: int) -> bool:
+    """Return True if frozen units are replicated whatever their policy, since one rank alone along the axis holds them.
+
+    FSDP2 on such an axis still copies each parameter by itself, on the stream of compute, each time that it "gathers" a
+    unit (_fsdp_param_group.py, wait_for_unshard, world size 1). FSDP1 casts its flat parameter as often.
+
+    Args:
+        fsdp: How to shard and gather.
+        shard: Ranks along the shard axis of the mesh.
+    """
+    if shard > 1 or not fsdp.effective_backend.rules.shards:
+        return False
+    # Sharded weights are offloaded to the host, and cast where they rest in other bits than they compute in.
+    return not fsdp.cpu_offload and can_replicate(fsdp)
+
+
+def can_replicate(fsdp: FSDPParams) -> bool:
+    """Return False if replicated frozen weights would compute in another dtype than their inputs have.
+
+    FSDP casts the inputs of the units that it shards. Nothing casts the inputs of a replicated unit.
+    """
+    compute = fsdp.mixed_precision
+    if fsdp.autocast_precision:  # it takes weights of any 16 bits
+        compute = fsdp.frozen_precision
+    return fsdp.frozen_precision in (None, compute)
 
 
 def assign_parameters(

@@ -11,12 +11,16 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..core.group import guessed_layer_classes
-from ..core.guards import changed_since, error, some, warning
+from ..core.guards import changed_since, error, note, some, warning
 from ..core.names import plain_name, tied_names
 from ..core.plan import UnitKind, WrapPlan
 from ..core.trace import Trace, need_gradient
-from ..params import AutoWrapPolicy
+from ..core.units import replicates_frozen
+from ..params import AutoWrapPolicy, FrozenPolicy
 from ..params.findings import Finding
+
+LEVELS = ("error", "warning", "note")
+"""The levels of findings, in the order in which they are told."""
 
 
 def lint(model: nn.Module, plan: WrapPlan, *, trace: Trace | None = None, wrapped: bool = False) -> tuple[Finding, ...]:
@@ -33,13 +37,14 @@ def lint(model: nn.Module, plan: WrapPlan, *, trace: Trace | None = None, wrappe
             return tuple(findings)
     findings += _guessed_layers(model, plan)
     findings += _without_effect(plan)
+    findings += _one_rank_along_the_shard_axis(plan)
     findings += _nothing_trains(model, plan)
     findings += _two_kinds_in_a_unit(plan)
     findings += _scalars(plan)
     findings += used_outside(plan, trace)
     findings += _batch_norms(model)
     findings += _tied_adapters(model)
-    return tuple(sorted(findings, key=lambda finding: finding.level))  # "error" sorts before "warning"
+    return tuple(sorted(findings, key=lambda finding: LEVELS.index(finding.level)))
 
 
 def _guessed_layers(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:
@@ -53,6 +58,21 @@ def _without_effect(plan: WrapPlan) -> Iterator[Finding]:
         value = getattr(plan.fsdp, name)
         reason = plan.fsdp.unavailable(name, value)
         yield warning("without-effect", f"{name}: {value!r} {reason}")
+
+
+def _one_rank_along_the_shard_axis(plan: WrapPlan) -> Iterator[Finding]:
+    """Tell that frozen units are replicated although their policy is another one."""
+    policy = plan.fsdp.frozen_policy
+    if policy is FrozenPolicy.REPLICATE or not replicates_frozen(plan.fsdp, plan.shard):
+        return
+    replicated = [unit for unit in plan.units if unit.frozen_policy is FrozenPolicy.REPLICATE]
+    if replicated:
+        yield note(
+            "one-shard",
+            f"frozen_policy: {policy} is REPLICATE here, for {len(replicated)} frozen units: one rank along the shard "
+            "axis holds all of them anyway, and sharded ones would be copied each time that they are needed; with "
+            f"more ranks along it the plan takes {policy}",
+        )
 
 
 def _nothing_trains(model: nn.Module, plan: WrapPlan) -> Iterator[Finding]:

@@ -91,8 +91,9 @@ class FSDPParams(Params):
 
     frozen_policy: FrozenPolicy = FrozenPolicy.SHARD
     """Sharding of frozen units, whatever `sharding_strategy` says of the others: SHARD, KEEP,
-    REPLICATE, or AUTO within `memory_budget_gib`. Backends: FSDP2 all; FSDP1 SHARD, KEEP and REPLICATE. DDP always
-    replicates. Default SHARD."""
+    REPLICATE, or AUTO within `memory_budget_gib`. With one rank along the shard axis they are replicated, and the plan
+    says so, unless `cpu_offload` is set or they compute in another format than they rest in. Backends: FSDP2 all; FSDP1
+    SHARD, KEEP and REPLICATE. DDP always replicates. Default SHARD."""
 
     memory_budget_gib: float | None = Field(None, gt=0)
     """Memory one rank may use, in GiB (2**30 bytes), activations included; needed by and only for `frozen_policy` AUTO.

@@ -313,17 +313,19 @@ class StepWalk:
             self.gathers[self.phase, unit.order] += 1
             if self.recorder:
                 self.recorder.note_collective(self, "all-gather", unit)
-        transient = self.table.of(unit).cast_shard
+        alone = self.plan.shard == 1  # then nothing is sent
+        transient = 0 if alone else self.table.of(unit).cast_shard
         if self.offload:  # a copy from the host comes first
             transient += unit.bytes_at_rest
         # gloo fills a buffer of its own and copies that (ProcessGroupGloo.cpp, allgather). Its two threads may hold two
         # such buffers at a time, depending on the load; one is counted.
-        if self.on_cpu:
+        if self.on_cpu and not alone:
             transient += unit.unsharded_bytes
-        if self.flat:
-            self.unsharded[unit.order] = unit.unsharded_bytes
+        if self.flat:  # alone, FSDP1 computes with the flat parameter itself, or with a cast of it
+            in_place = alone and not self.table.of(unit).cast_shard
+            self.unsharded[unit.order] = 0 if in_place else unit.unsharded_bytes
         else:  # one flat output for all parameters (_fsdp_collectives.py, foreach_all_gather), for more than one rank
-            self.gather_outputs[unit.order] = unit.unsharded_bytes if self.plan.shard > 1 else 0
+            self.gather_outputs[unit.order] = 0 if alone else unit.unsharded_bytes
         self.compare(transient)
 
     def gather(self, unit: Unit) -> None:

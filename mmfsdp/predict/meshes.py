@@ -45,11 +45,14 @@ def meshes(
         The meshes (dp_replicate, dp_shard) with at least two shards, each with its cost and seconds.
 
     Raises:
-        ParamError: For DDP, which has no mesh to choose; and as `step_time`.
+        ParamError: For DDP, which has no mesh to choose; for a plan with one rank along the shard axis; and as
+            `step_time`.
     """
     machine = machine_of(machine) if isinstance(machine, str) else machine
     if not plan.rules.shards:
         raise ParamError("sharding_strategy", "DDP has no mesh to choose; set backend to FSDP2 and FULL_SHARD")
+    if plan.shard == 1:  # the units of its mesh are not those of others: see `replicates_frozen`
+        raise ParamError("dp_shard", "1 leaves a plan nothing to shard; make it with 2 or more to compare its meshes")
     choices = []
     for shard in range(2, plan.world_size + 1):  # 1 shards nothing
         if plan.world_size % shard:
@@ -68,7 +71,7 @@ def meshes(
 
 
 def on_mesh(plan: WrapPlan, replicate: int, shard: int) -> WrapPlan:
-    """Return the plan with the same units on other axes of the mesh."""
+    """Return the plan with the same units on other axes of the mesh, of at least two shards before and after."""
     zero2 = plan.fsdp.sharding_strategy in (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.HYBRID_SHARD_ZERO2)
     if replicate > 1:
         strategy = ShardingStrategy.HYBRID_SHARD_ZERO2 if zero2 else ShardingStrategy.HYBRID_SHARD

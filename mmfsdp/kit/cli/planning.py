@@ -166,8 +166,8 @@ def on_machine(name: str | None, planned: WrapPlan, params: RunParams) -> tuple[
 
     machine, work = machine_of_run(name, params), workload(planned, params)
     times = step_time(planned, machine=machine, **work)
-    # DDP, or a single rank, has no mesh to choose.
-    if not planned.rules.shards or planned.world_size == 1:
+    # DDP, or a single rank along the shard axis, has no mesh to choose.
+    if not planned.rules.shards or planned.shard == 1:
         return times, []
     return times, meshes(planned, machine=machine, **work)
 
