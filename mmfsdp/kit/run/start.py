@@ -110,8 +110,9 @@ def _not_planned(error: Exception) -> Finding:
 
 
 def warn(finding: Finding) -> None:
-    """Give a warning of Python, at the line that calls `launch`, `sweep` or `Run.resume`."""
-    warnings.warn(finding.message, stacklevel=4)
+    """Give a warning of Python, at the line that calls `launch`, `sweep` or `Run.resume`; none for a note."""
+    if finding.level != "note":
+        warnings.warn(finding.message, stacklevel=4)
 
 
 def check_place(params: RunParams) -> None:
