@@ -27,7 +27,7 @@ from .params import Device, FrozenPolicy, FSDPParams, ParamError, TrainParams
 from .params.fsdp import LEAST_RECOMPUTATION
 from .predict.auto import choose_policies, with_least_recomputation
 from .predict.gathers import with_gathers
-from .predict.memory_events import with_recording
+from .predict.larger_units import with_example, without_example
 from .predict.plan_cache import PlanCache
 
 
@@ -86,8 +86,8 @@ def make_plan(
     findings = lint(model, plan, trace=grouped.trace)
     plan = replace(plan, lint=(*findings, *lint_cost(model, plan, on_gpu=on_gpu)))
     if example is None or plan.refused:
-        return plan
-    return with_recording(plan, cache.record(model, plan, example))
+        return without_example(plan)
+    return with_example(model, plan, example, cache, train)
 
 
 def wrap_fsdp(

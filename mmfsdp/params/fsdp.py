@@ -44,6 +44,7 @@ BACKEND_LIMITS = (
     BackendLimit("frozen_dtype", (Backend.FSDP1,), QUANTIZED),
     BackendLimit("frozen_policy", (Backend.DDP,), (FrozenPolicy.KEEP,)),
     BackendLimit("sharding_strategy", (Backend.DDP,), (ShardingStrategy.SHARD_GRAD_OP, *HYBRID)),
+    BackendLimit("frozen_unit_mib", (Backend.DDP, Backend.FSDP1), ()),
     BackendLimit("reduce_dtype", (Backend.DDP,), ()),
     BackendLimit("backward_prefetch", (Backend.DDP,), ()),
     BackendLimit("forward_prefetch", (Backend.DDP,), ()),
@@ -98,6 +99,13 @@ class FSDPParams(Params):
     memory_budget_gib: float | None = Field(None, gt=0)
     """Memory one rank may use, in GiB (2**30 bytes), activations included; needed by and only for `frozen_policy` AUTO.
     Backends: FSDP2. Default unset."""
+
+    frozen_unit_mib: int | None = Field(None, ge=1)
+    """Most MiB (2**20 bytes, gathered) of a unit that is made of several frozen layers, such as those of a frozen
+    encoder: one all-gather instead of several. Layers are merged if they follow each other, if backward does not need
+    them, and if an example shows that the predicted peak does not grow; the plan says how many. The first unit of a
+    step is gathered while nothing computes, so a step waits longer for a larger one. Backends: FSDP2; FSDP1 wraps one
+    module at a time. Default unset (each layer is a unit)."""
 
     mixed_precision: Precision | None = None
     """Format of the gathered weights and of compute: bf16, fp16 (its loss scale is found as training goes, and steps

@@ -22,7 +22,7 @@ from .memory_events import Recording, record_memory
 MAX_KEPT = 32
 """Number of kept results of each kind. A recording of hundreds of units takes less than a MiB."""
 NOT_RECORDED = {
-    *("frozen_policy", "memory_budget_gib", "sharding_strategy", "enable_fsdp"),
+    *("frozen_policy", "memory_budget_gib", "frozen_unit_mib", "sharding_strategy", "enable_fsdp"),
     *("dp_replicate", "dp_shard", "reduce_dtype", "cpu_offload", "backward_prefetch", "forward_prefetch"),
     *("sync_module_states", "state_dict_type", "compile_units"),
 }

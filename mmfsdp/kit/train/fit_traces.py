@@ -10,13 +10,14 @@ from ...params import ParamError, RunParams
 from ...params.run import with_cluster
 from ...params.variables import with_variables
 from ...predict import Estimate, Machine
+from ...predict.larger_units import with_example
 from ...predict.memory_events import Recording, with_recording
 from ...predict.work import Work
 from ..models.kinds import kind_of
 from ..run.rank_count import with_ranks
 from .fit_search import search
 from .fit_sizes import Size
-from .prepare import cost_of, kept_with_cache, plan_run
+from .prepare import cost_of, kept_with_cache, plan_run, planned_train
 
 MAX_GROWTH = 3
 """Times as many operators as the first trace's that a step may have to be traced. Most steps have hardly more operators
@@ -43,8 +44,8 @@ class RunPlans:
         plan = plan_run(self.model, params, example, self.cache)
         plan.check()
         if not plan.memory_events:
-            recording = self.cache.record(quantized_copy(self.model, params.fsdp), plan, example)
-            plan = with_recording(plan, recording)
+            model = quantized_copy(self.model, params.fsdp)
+            plan = with_example(model, plan, example, self.cache, planned_train(params))
         return plan, cost_of(plan, params)
 
     def room(self, peak: int) -> float:

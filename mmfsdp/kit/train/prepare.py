@@ -20,7 +20,7 @@ from ...core.plan import WrapPlan
 from ...core.quantize import quantized_copy
 from ...own.calls import load_own
 from ...own.modules import OwnSources, own_sources
-from ...params import Device, FrozenPolicy, ModelParams, ParamError, RunParams
+from ...params import Device, FrozenPolicy, ModelParams, ParamError, RunParams, TrainParams
 from ...params.findings import Finding
 from ...params.own import module_of
 from ...params.phases import Phase, phases_of
@@ -28,6 +28,7 @@ from ...params.run import with_cluster
 from ...params.variables import with_variables
 from ...planning import make_plan
 from ...predict import Estimate, estimate
+from ...predict.larger_units import with_example
 from ...predict.memory import Memory
 from ...predict.memory_events import with_recording
 from ...predict.plan_cache import PlanCache
@@ -198,7 +199,7 @@ def previews(
     if plan.refused or example is None:  # nobody knows the inputs
         return
     if not plan.memory_events:  # AUTO has needed them
-        plan = with_recording(plan, cache.record(model, plan, example))
+        plan = with_example(model, plan, example, cache, planned_train(params))
         yield plan, cost_of(plan, params)
     cost = with_data_peak(plan, cost_of(plan, params), params, sources, most=most)
     yield replace(plan, lint=(*plan.lint, *(cost.data.findings() if cost.data else ()))), cost
@@ -317,8 +318,16 @@ def plan_for(
     cache = cache_by_key(_model_key(params))
     plan = _with_warnings(plan_run(model, params, example, cache), processor)
     if not (plan.refused or plan.memory_events or example is None):
-        plan = with_recording(plan, cache.record(quantized_copy(model, params.fsdp), plan, example))
+        plan = with_example(quantized_copy(model, params.fsdp), plan, example, cache, planned_train(params))
     return plan, cost_of(plan, params)
+
+
+def planned_train(params: RunParams) -> TrainParams:
+    """Return the step that a plan of a run is for: with a micro-batch of each source, on the device of its job."""
+    train = params.train.change(accumulation=params.train.accumulation * len(params.data.sources()))
+    if train.device is Device.AUTO and params.launch.gpu_count:  # of a job; this machine may have none
+        train = train.change(device=Device.CUDA)
+    return train
 
 
 def plan_run(
@@ -343,9 +352,7 @@ def plan_run(
     kind = kind_of(params.model)
     if params.fsdp.frozen_policy is not FrozenPolicy.AUTO and not kind.planned_with_example:
         example = None
-    train = params.train.change(accumulation=params.train.accumulation * len(params.data.sources()))
-    if train.device is Device.AUTO and params.launch.gpu_count:  # of a job; this machine may have none
-        train = train.change(device=Device.CUDA)
+    train = planned_train(params)
     fsdp = params.fsdp.with_node_size(params.launch.ranks_per_node)
     ranks = params.launch.world_size
     plan = make_plan(model, fsdp, world_size=ranks, example=example, train=train, cache=cache)
