@@ -132,10 +132,23 @@ print("equal")
 """
 
 
-def test_the_fused_kernel_gives_what_plain_operators_give():
-    """By triton's interpreter, which runs it on the CPU."""
+OF_A_UNIT = """
+stored = []
+for rows, columns in ((9, 64), (3, 70), (1, 4992)):
+    stored.append((*q.quantize(torch.randn(rows, columns).half(), nf4.FORMAT), columns))
+from tests.bench.gpu.unit_kernel import launch_unit
+outs = launch_unit(stored, nf4.LEVELS.half(), nf4.BLOCK)
+for (codes, scales, columns), out in zip(stored, outs, strict=True):
+    assert torch.equal(out, q.dequantize(codes, scales, columns, torch.float16, nf4.FORMAT)), columns
+print("equal")
+"""
+
+
+def test_the_fused_kernels_give_what_plain_operators_give():
+    """By triton's interpreter, which runs them on the CPU: of a matrix, and of a unit, which is only measured."""
     pytest.importorskip("triton")
-    assert in_fresh_python(FUSED, env={**os.environ, "TRITON_INTERPRET": "1"}, timeout=600) == "equal\n"
+    both = in_fresh_python(FUSED + OF_A_UNIT, env={**os.environ, "TRITON_INTERPRET": "1"}, timeout=600)
+    assert both == "equal\nequal\n"
 
 
 @pytest.mark.parametrize("architecture", [80, 90])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +15,7 @@ from torch.nn.functional import linear
 from mmfsdp.core import quantize as q
 from mmfsdp.params import FrozenDtype
 from mmfsdp.quantized import int8, nf4
-from tests.bench.gpu.device import DEVICE, ON_GPU, seconds_of
+from tests.bench.gpu.device import DEVICE, ON_GPU, seconds_of, synchronize
 from tests.bench.gpu.rows import Rows
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -23,6 +24,8 @@ BITWISE_SHAPES = ((9, 64), (9, 70), (33, 4992), (256, 11008))
 LAYERS = ((4096, 11008), (2048, 8192), (8192, 28672)) if ON_GPU else ((64, 256),)
 """Matrices of models of 7, 1 and 70 billion parameters."""
 TOKENS = (2048, 4096) if ON_GPU else (16,)
+UNITS = {"1 B": (2048, 512, 8192), "8 B": (4096, 1024, 14336)} if ON_GPU else {"tiny": (64, 64, 128)}
+"""Width of a language model, of its keys and values, and of its MLP: a layer has seven matrices."""
 COPIES = 4
 """Matrices that are dequantized in turn: the codes of one would stay in the GPU's cache."""
 
@@ -37,6 +40,12 @@ def kernel(rows: Rows) -> None:
             break
         matrices = [torch.randn(rows_of_matrix, columns, device=DEVICE).bfloat16() for _ in range(COPIES)]
         times_of_layer(rows, matrices)
+    for size, widths in UNITS.items():
+        # A launch for each matrix, then one for all of them, then the first again: the difference is the clock's drift.
+        for launches in ("each", "one", "each again"):
+            rows.attempt(
+                {"unit of a model of": size, "launch": launches}, partial(time_unit, widths, launches == "one")
+            )
 
 
 def describe_kernel() -> dict[str, Any]:
@@ -107,6 +116,39 @@ def time_dequantizing(stored: list[Any], dequantize: Callable[..., Any], columns
     turn = cycle(stored)
     seconds = seconds_of(lambda: dequantize(*next(turn)))
     return {"ms": seconds * 1e3, "GB/s": moved / seconds / 1e9}
+
+
+def time_unit(widths: tuple[int, int, int], at_once: bool) -> dict[str, Any]:
+    """Return the milliseconds in which a GPU dequantizes the matrices of a layer from nf4, and in which the host asks
+    for it. at_once: by one launch. On a CPU only the ways that are used run."""
+    width, keys, mlp = widths
+    shapes = [(width, width), (keys, width), (keys, width), (width, width), (mlp, width), (mlp, width), (width, mlp)]
+    stored = []
+    for shape in shapes:
+        codes, scales = q.quantize(torch.randn(shape, device=DEVICE).bfloat16(), nf4.FORMAT)
+        stored.append((codes, scales, shape[1]))
+    form, dtype = nf4.FORMAT, torch.bfloat16
+    levels = nf4.LEVELS.to(DEVICE, dtype)
+
+    def each() -> list[torch.Tensor]:
+        return [q.dequantize(codes, scales, columns, dtype, form) for codes, scales, columns in stored]
+
+    def one() -> list[torch.Tensor]:
+        from tests.bench.gpu.unit_kernel import launch_unit  # it imports triton
+
+        return launch_unit(stored, levels, nf4.BLOCK)
+
+    dequantize = one if at_once and ON_GPU else each
+    if not all(torch.equal(ours, exact) for ours, exact in zip(dequantize(), each(), strict=True)):
+        raise AssertionError("the matrices differ")
+    row = {"ms": seconds_of(dequantize) * 1e3}
+    synchronize()
+    start = time.perf_counter()
+    for _ in range(10):
+        dequantize()
+    row["host ms"] = (time.perf_counter() - start) / 10 * 1e3
+    synchronize()
+    return row
 
 
 def time_products(matrices: list[torch.Tensor], quantized: dict[str, list[Any]], tokens: int) -> dict[str, Any]:
