@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from ..core.plan import WrapPlan
-from ..core.wrapper import Wrapper
+from ..core.wrapper import Fill, Wrapper
 
 # torch 2.13 deprecates `broadcast_buffers`, and with it warns in every run. Drop the old name with torch 2.12.
 _DDP_ARGUMENTS = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -31,7 +30,7 @@ class DDPWrapper(Wrapper):
         device: torch.device,
         mesh: DeviceMesh,
         replicated: set[nn.Parameter],
-        fill: Callable[[Sequence[str]], None],
+        fill: Fill,
     ) -> nn.Module:
         """Return the model inside DDP, with autocast for mixed precision: DDP's own is experimental."""
         fill([""])

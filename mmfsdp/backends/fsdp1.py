@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..core.names import ancestors, tied_names
 from ..core.plan import Unit, UnitKind, WrapPlan
 from ..core.trace import Trace
 from ..core.units import assign_parameters, torch_dtype
-from ..core.wrapper import Wrapper
+from ..core.wrapper import Fill, Wrapper
 from ..params import FSDPParams, ParamError, Precision
 
 
@@ -45,7 +45,7 @@ class FSDP1Wrapper(Wrapper):
         device: torch.device,
         mesh: DeviceMesh,
         replicated: set[nn.Parameter],
-        fill: Callable[[Sequence[str]], None],
+        fill: Fill,
     ) -> nn.Module:
         """Replace each unit's module by a wrapper; see `wrap_fsdp1`."""
         return wrap_fsdp1(model, plan, device=device, mesh=mesh, replicated=replicated, fill=fill)
@@ -64,7 +64,7 @@ def wrap_fsdp1(
     device: torch.device,
     mesh: DeviceMesh,
     replicated: set[nn.Parameter],
-    fill: Callable[[Sequence[str]], None],
+    fill: Fill,
 ) -> nn.Module:
     """Replace each unit's module by a wrapper. Returns the wrapper around the model.
 

@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ..core.checksums import tensor_checksum
 from ..core.collectives import Progress, gather_json, is_distributed, no_progress, rank, world_size
 from ..core.step import local_part
-from ..core.weights import tensor_checksum
 from ..params import ParamError, StateDictType
 from .settings import check_schedule, parameter_names, restore_schedule, restore_settings
 from .steps import AVERAGE, checkpoint_name, complete_checkpoints, damaged, file_checksum, has_average, marker_of

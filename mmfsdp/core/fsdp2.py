@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from .parameters import attributes_by_name, keep_attributes
 from .plan import Unit, WrapPlan
 from .recompute import in_backward
 from .units import torch_dtype
-from .wrapper import Wrapper
+from .wrapper import Fill, Wrapper
 
 
 def wrap_fsdp2(
@@ -33,7 +33,7 @@ def wrap_fsdp2(
     device: torch.device,
     mesh: DeviceMesh,
     replicated: set[nn.Parameter],
-    fill: Callable[[Sequence[str]], None],
+    fill: Fill,
 ) -> nn.Module:
     """Shard the model in place, unit by unit, and return it.
 
@@ -42,7 +42,7 @@ def wrap_fsdp2(
     attributes = attributes_by_name(model)
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if plan.fsdp.cpu_offload else OffloadPolicy()
     for unit in inner_units_first(plan):
-        fill(unit.modules)
+        fill(unit.modules, mesh)
         modules = [model.get_submodule(name) for name in unit.modules]
         # The modules of one call share one all-gather.
         fully_shard(
@@ -116,7 +116,7 @@ class FSDP2Wrapper(Wrapper):
         device: torch.device,
         mesh: DeviceMesh,
         replicated: set[nn.Parameter],
-        fill: Callable[[Sequence[str]], None],
+        fill: Fill,
     ) -> nn.Module:
         """Shard the model in place; see `wrap_fsdp2`."""
         return wrap_fsdp2(model, plan, device=device, mesh=mesh, replicated=replicated, fill=fill)

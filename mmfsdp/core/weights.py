@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from ..params import FSDPParams
+from .checksums import tensor_checksum
 from .collectives import Progress, no_progress, rank, world_size
 from .group import contains
 from .names import named_tensors
 from .parameters import new_parameter
 from .plan import WrapPlan
 from .quantize import CODES, SCALES, Format, format_of, matrix_name, quantize, quantize_model
+from .shared_files import InFile, SharedFiles
 from .units import torch_dtype
 
 
 class WeightSource(Protocol):
-    """Rank 0's weights by name, each taken once. A dict is one."""
+    """Rank 0's weights by name, each taken once. A dict is one.
+
+    A source may have `places`, an `InFile` by the name of each tensor that is in a file, so that all ranks can read it,
+    and `checksums`, a dict to which the CRC-32 of each tensor is added.
+    """
 
     def pop(self, name: str, /) -> torch.Tensor:
         """Return the weight of this name and forget it, so that its memory can go."""
@@ -83,25 +89,41 @@ def copy_from_rank0(model: nn.Module, device: torch.device, progress: Progress =
 
 @torch.no_grad()
 def materialize(
-    model: nn.Module, weights: WeightSource, device: torch.device, progress: Progress, parts: Sequence[str]
+    model: nn.Module,
+    weights: WeightSource,
+    files: SharedFiles,
+    device: torch.device,
+    progress: Progress,
+    parts: Sequence[str],
+    mesh: DeviceMesh | None = None,
 ) -> None:
     """Replace the meta tensors of some parts of a model by rank 0's weights. Tied tensors stay tied.
 
-    Every rank must call it.
+    What all ranks see in files they read themselves. Rank 0 sends what no file holds, such as a new projector, and
+    codes of int8 and nf4, which are made of whole matrices. Every rank must call it.
 
     Args:
         model: The model, of which some tensors are on the meta device.
         weights: The source of the weights. Only rank 0 asks it.
+        files: The tensors that every rank can read.
         device: The device of the new tensors.
         progress: Called with the name of each tensor before it is made.
         parts: Dotted names of modules or parameters; an empty name is the model itself.
+        mesh: The mesh over which the parameters are sharded next: rows of other ranks' shards may stay undefined.
+            None if every rank needs whole tensors.
     """
     for names, tensor in named_tensors(model):
         if tensor.is_meta and (contains(parts, names) or not set(names).isdisjoint(parts)):
             progress(names[0])
-            weight = weights.pop(names[0]) if rank() == 0 else None
-            # Broadcast as one whole tensor: the wrapper shards it next, and the whole one goes.
-            set_tensor(model, names, broadcast_from_rank0(weight, like=tensor, device=device), like=tensor)
+            if files.has(names[0], tensor):
+                # Whole, though a rank may fill its rows only: the wrapper takes these next, and the whole one goes. On
+                # a CPU, pages that nobody writes to take no memory.
+                received = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+                files.read_into(received, names[0], mesh if isinstance(tensor, nn.Parameter) else None)
+            else:
+                weight = weights.pop(names[0]) if rank() == 0 else None
+                received = broadcast_from_rank0(weight, like=tensor, device=device)
+            set_tensor(model, names, received, like=tensor)
 
 
 @torch.no_grad()
@@ -128,12 +150,6 @@ def broadcast_from_rank0(weight: torch.Tensor | None, *, like: torch.Tensor, dev
         received.copy_(weight)
     dist.broadcast(received, 0)
     return received
-
-
-def tensor_checksum(tensor: torch.Tensor) -> int:
-    """Return the CRC-32 of the bytes of a tensor, wherever it lies."""
-    # numpy has no bfloat16: as bytes, every dtype has a buffer.
-    return zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 def set_tensor(model: nn.Module, names: list[str], value: torch.Tensor, *, like: torch.Tensor) -> None:
@@ -173,6 +189,8 @@ class QuantizedWeights:
         self.weights = weights
         self.transposed = transposed
         self.form = form
+        self.places: Mapping[str, InFile] = getattr(weights, "places", {})
+        """Of the tensors that are in files as they are. Codes and scales are in none."""
         self.checksums: dict[str, int] = getattr(weights, "checksums", {})
         """CRC-32 of each tensor that was popped. Shared with the source; those of codes and scales are added to it."""
         self.made: dict[str, torch.Tensor] = {}

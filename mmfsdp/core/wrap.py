@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -18,9 +17,10 @@ from .model_record import note_plan
 from .plan import WrapPlan
 from .precision import cast_batch_norms, cast_inputs
 from .recompute import checkpoint_activations
+from .shared_files import SharedFiles, share_files
 from .units import torch_dtype
 from .weights import WeightSource, cast_at_rest, copy_from_rank0, materialize, quantize_weights, weight_source
-from .wrapper import Wrapper
+from .wrapper import Fill, Wrapper
 
 
 def apply_plan(
@@ -40,7 +40,8 @@ def apply_plan(
         plan: Made for this model and this number of ranks.
         device: The device of this rank. Default: its current GPU with nccl, else the CPU.
         mesh: The mesh of the plan's ranks. Default: `make_mesh`.
-        weights: Rank 0's weights, if rank 0 has the model on the meta device too: from `open_model`, or a dict.
+        weights: Rank 0's weights, if rank 0 has the model on the meta device too: from `open_model`, or a dict. If all
+            ranks see the files of `open_model`, each rank reads its own shards.
         progress: Called with the name of each tensor before it is quantized, and before ranks get it from rank 0.
 
     Returns:
@@ -48,7 +49,8 @@ def apply_plan(
 
     Raises:
         ValueError: If the lint of the plan has errors, if the model has changed since, if the mesh has another number
-            of ranks, or if nobody has the weights of a model on the meta device.
+            of ranks, if nobody has the weights of a model on the meta device, or if a rank has damaged weights, or
+            others than rank 0.
     """
     # The model may have changed since the plan was made.
     stop_at_errors((*plan.lint, *changed_since(model, plan)))
@@ -59,6 +61,7 @@ def apply_plan(
 
     # 1. Every rank starts from the same weights, in the dtypes that they rest in.
     weights = quantize_weights(model, plan.fsdp, weight_source(model, device, weights), progress)
+    files = share_files(getattr(weights, "places", {})) if weights is not None else SharedFiles({})
     cast_at_rest(model, plan)
     if weights is None and plan.fsdp.sync_module_states:
         copy_from_rank0(model, device, progress)
@@ -71,10 +74,11 @@ def apply_plan(
     checkpoint_activations(model, plan.fsdp)
 
     # 3. Wrap.
-    fill = partial(materialize, model, weights or {}, device, progress)  # {}: nothing is on the meta device
+    fill = partial(materialize, model, weights or {}, files, device, progress)  # {}: nothing is on the meta device
     replicated = replicate_frozen(model, plan, device=device, fill=fill) if plan.rules.shards else set()
     wrapper: Wrapper = plan.backend.load()  # by default that of fsdp2.py
     wrapped = wrapper.wrap(model, plan, device=device, mesh=mesh, replicated=replicated, fill=fill)
+    getattr(weights, "checksums", {}).update(files.finish())
     reshard_without_gradients(wrapped)
     serve_generate(wrapped, model, plan, device)
     refuse_changes(wrapped, model, plan)
@@ -90,9 +94,7 @@ def make_mesh(plan: WrapPlan, device: torch.device) -> DeviceMesh:
     return init_device_mesh(device.type, (plan.replicate, plan.shard), mesh_dim_names=("dp_replicate", "dp_shard"))
 
 
-def replicate_frozen(
-    model: nn.Module, plan: WrapPlan, *, device: torch.device, fill: Callable[[Sequence[str]], None]
-) -> set[nn.Parameter]:
+def replicate_frozen(model: nn.Module, plan: WrapPlan, *, device: torch.device, fill: Fill) -> set[nn.Parameter]:
     """Move the parameters of replicated units to the device and return them.
 
     Cast the inputs of their modules to the compute dtype, as FSDP does for sharded units.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -17,6 +17,16 @@ from ..params import FSDPParams
 from .group import join_tied
 from .plan import WrapPlan
 from .trace import Trace
+
+
+class Fill(Protocol):
+    """Fills what is on the meta device with rank 0's weights."""
+
+    def __call__(self, parts: Sequence[str], mesh: DeviceMesh | None = None) -> None:
+        """Fill the modules or parameters of these names.
+
+        mesh: the mesh over which the parameters are sharded next, so that each rank needs the rows of its shard only.
+        """
 
 
 class Wrapper(ABC):
@@ -31,7 +41,7 @@ class Wrapper(ABC):
         device: torch.device,
         mesh: DeviceMesh,
         replicated: set[nn.Parameter],
-        fill: Callable[[Sequence[str]], None],
+        fill: Fill,
     ) -> nn.Module:
         """Wrap a model, and return it.
 

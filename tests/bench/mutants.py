@@ -69,6 +69,7 @@ FAST_TESTS = [
 REAL_TESTS = {
     "mmfsdp/core/collectives.py": ["tests/checkpoint/test_checkpoint.py", "tests/core/test_own_loop.py"],
     "mmfsdp/core/before_step.py": ["tests/core/test_scaler.py", "tests/core/test_own_loop.py"],
+    "mmfsdp/core/checksums.py": ["tests/models/test_loading.py"],
     "mmfsdp/core/freeze.py": ["tests/core/test_wrap.py"],
     "mmfsdp/core/even_batches.py": ["tests/core/test_several_optimizers.py"],
     "mmfsdp/core/several_optimizers.py": ["tests/core/test_several_optimizers.py"],
@@ -94,6 +95,7 @@ REAL_TESTS = {
     "mmfsdp/core/recompute.py": ["tests/core/test_recompute.py", "tests/predict/test_predicted_equals_measured.py"],
     "mmfsdp/core/reshard.py": ["tests/core/test_own_loop.py"],
     "mmfsdp/core/same_parts.py": ["tests/core/test_same_parts.py"],
+    "mmfsdp/core/shared_files.py": ["tests/models/test_loading.py"],
     "mmfsdp/core/step.py": [
         "tests/core/test_several_sources.py",
         "tests/core/test_scaler.py",

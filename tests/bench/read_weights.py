@@ -1,12 +1,14 @@
-"""`python -m tests.bench.read_weights`: rank 0 reads weights and broadcasts them, beside torch's reader on every rank.
+"""`python -m tests.bench.read_weights`: each rank reads its shards of weights, as a run does, beside two other ways.
 
-Writes a random Llama in bf16 to files, and loads it into shards by `weight_files`, as a run does, and by torch's
-`HuggingFaceStorageReader`, in turn. Each time the files are dropped from the page cache first. Prints medians.
+Writes a random Llama in bf16 to files, and loads it into shards: by `shared_files`, as a run does; by rank 0, which
+sends whole tensors, as a run does for ranks that do not see the files; by torch's `HuggingFaceStorageReader`. In turn,
+and each time the files are dropped from the page cache first. Prints medians.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import tempfile
@@ -28,6 +30,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from mmfsdp.core import shared_files
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.kit.models import weight_files
@@ -102,11 +105,23 @@ def on_meta(folder: Path) -> nn.Module:
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
 
 
-def by_rank0(folder: Path, model: nn.Module, plan: WrapPlan) -> nn.Module:
-    """Load the model as a run does: rank 0 reads each tensor, all get it, and each keeps its shard."""
-    sources = weight_files.tensor_sources(model, str(folder), "model")
-    assert sources is not None
-    return apply_plan(model, plan, weights=weight_files.Weights(model, sources) if dist.get_rank() == 0 else None)
+def by_each_rank(folder: Path, model: nn.Module, plan: WrapPlan, *, shared: bool = True) -> nn.Module:
+    """Load the model as a run does. shared: False if rank 0 shall read each tensor, and all get it."""
+    weights = None
+    if dist.get_rank() == 0:
+        sources = weight_files.tensor_sources(model, str(folder), "model")
+        assert sources is not None
+        weights = weight_files.Weights(model, sources)
+        if not shared:
+            weights = OnRank0(weights)
+    return apply_plan(model, plan, weights=weights)
+
+
+class OnRank0:
+    """Weights that do not say where they are, so that no other rank can read them."""
+
+    def __init__(self, weights: weight_files.Weights) -> None:
+        self.pop = weights.pop
 
 
 def by_torch(folder: Path, model: nn.Module, plan: WrapPlan) -> nn.Module:
@@ -120,7 +135,11 @@ def by_torch(folder: Path, model: nn.Module, plan: WrapPlan) -> nn.Module:
     return model
 
 
-WAYS: dict[str, Callable[[Path, nn.Module, WrapPlan], nn.Module]] = {"rank 0": by_rank0, "torch": by_torch}
+WAYS: dict[str, Callable[[Path, nn.Module, WrapPlan], nn.Module]] = {
+    "each rank": by_each_rank,
+    "rank 0": partial(by_each_rank, shared=False),
+    "torch": by_torch,
+}
 
 
 def in_status(name: str) -> int:
@@ -144,7 +163,9 @@ def load(way: str, folder: str, plan: str) -> dict[str, Any]:
     dist.barrier()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is that of what follows
     held, disk, began = in_status("VmRSS"), from_disk(), time.monotonic()
-    with mock.patch.object(safetensors, "safe_open", reads), mock.patch.object(weight_files, "safe_open", reads):
+    with contextlib.ExitStack() as stack:
+        for module in (safetensors, weight_files, shared_files):
+            stack.enter_context(mock.patch.object(module, "safe_open", reads))
         model = WAYS[way](Path(folder), model, planned)
     dist.barrier()
     return {
@@ -172,7 +193,7 @@ def forget(folder: Path) -> None:
 
 
 def main() -> None:
-    """Print the medians of both ways."""
+    """Print the medians of each way."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--layers", type=int, default=16)
@@ -190,8 +211,8 @@ def main() -> None:
             for way, of_way in rows.items():
                 forget(folder)
                 of_way.append(on_ranks(partial(load, way), choices.ranks, name, plan))
-    ours, torchs = (of_way[0] for of_way in rows.values())
-    assert [row["shards"] for row in ours] == [row["shards"] for row in torchs], "both load the same shards"
+    shards = [[row["shards"] for row in of_way[0]] for of_way in rows.values()]
+    assert all(of_way == shards[0] for of_way in shards), "each way loads the same shards"
     for way, of_way in rows.items():
         figures = {
             "seconds": statistics.median(max(row["seconds"] for row in ranks) for ranks in of_way),
@@ -201,7 +222,7 @@ def main() -> None:
             "memory of rank 0, MB": statistics.median(ranks[0]["memory"] for ranks in of_way) / 1e6,
             "of the others, MB": statistics.median(max(r["memory"] for r in ranks[1:]) for ranks in of_way) / 1e6,
         }
-        print(f"{way:<8}", ", ".join(f"{name} {value:,.1f}" for name, value in figures.items()))
+        print(f"{way:<9}", ", ".join(f"{name} {value:,.1f}" for name, value in figures.items()))
 
 
 if __name__ == "__main__":

@@ -2,25 +2,30 @@
 
 import gc
 import json
+import os
+import re
 import shutil
+import warnings
 from pathlib import Path
 
 import open_clip
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import on_ranks
 from safetensors.torch import load_file, save_file
 from tiny_run import tiny_run
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
 from mmfsdp.checkpoint import frozen_checksums
+from mmfsdp.core.checksums import tensor_checksum
 from mmfsdp.core.freeze import freeze
 from mmfsdp.core.names import plain_name
 from mmfsdp.core.quantize import quantize_model
-from mmfsdp.core.weights import tensor_checksum
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.kit.models import build_language
 from mmfsdp.kit.models.build import build_model, open_model
+from mmfsdp.kit.models.weight_files import Weights, tensor_sources
 from mmfsdp.kit.train.cpu_memory import cpu_memory
 from mmfsdp.kit.train.job import build
 from mmfsdp.params import BackboneParams, FSDPParams, ParamError, RunParams
@@ -29,7 +34,7 @@ from tests.parity import bytes_held, whole
 
 VISION = {
     "embed_dim": 16,
-    "vision_cfg": {"image_size": 16, "layers": 4, "width": 48, "patch_size": 8, "head_width": 12},
+    "vision_cfg": {"image_size": 8, "layers": 4, "width": 48, "patch_size": 8, "head_width": 12},
     "text_cfg": {"context_length": 8, "vocab_size": 20, "width": 16, "heads": 2, "layers": 1},
 }
 LANGUAGE = {"model_type": "llama", "vocab_size": 10, "hidden_size": 48, "intermediate_size": 128}
@@ -41,7 +46,19 @@ CASES = {
     "FSDP1 replicate": {"backend": "FSDP1", "frozen_policy": "REPLICATE"},
     "FSDP2 replicate": {"frozen_policy": "REPLICATE"},
     "FSDP2 nf4": {"frozen_dtype": "nf4"},
+    "FSDP2 hybrid": {"sharding_strategy": "HYBRID_SHARD", "dp_replicate": 2, "dp_shard": 2},
 }
+RANKS = 4
+"""More than the rows of the vision encoder's two positions, and no divisor of the ten words."""
+FAULTS = {
+    "none": "",
+    "no file": "",
+    "lacks one": "00002-of-.* is missing",
+    "torn": "00001-of-.* is not complete or not readable",
+    "another training": "00003-of-.* is another file than rank 0's",
+    "gone while it is read": "could not be read",
+}
+"""What is wrong with the files that the last rank sees, and the error; without an error rank 0 reads for all."""
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +81,9 @@ def params(tmp_path_factory) -> RunParams:
     return run.change(**changes)
 
 
-def load_each_way(values: dict) -> dict:
+def load_each_way(values: dict, faults: str) -> dict:
     params = RunParams.from_dict(values)
-    found = {}
+    found = {fault: load_beside(Path(faults), fault) for fault in FAULTS}
     for case, fields in CASES.items():
         fsdp = params.change(**{f"fsdp.{k}": v for k, v in fields.items()}).fsdp
         gc.collect()
@@ -75,8 +92,9 @@ def load_each_way(values: dict) -> dict:
             memory.mark()
             del first
             model, _, weights = build(params)
-            plan = make_plan(model, fsdp, world_size=2)
+            plan = make_plan(model, fsdp, world_size=RANKS)
             announced: list[str] = []
+            sent = note_sent(weights)
             model = apply_plan(model, plan, weights=weights, progress=announced.append)
         with FSDP.summon_full_params(model) if isinstance(model, FSDP) else torch.no_grad():
             # Of copies: a tensor whose memory numpy has seen can no longer be resized, as FSDP1 does next.
@@ -84,6 +102,9 @@ def load_each_way(values: dict) -> dict:
         found[case] = {
             "sums": sums,
             "announced": sorted(announced),
+            "sent": sent,
+            "in files": sorted(weights.places) if weights else [],
+            "noted": weights.checksums if weights else {},
             "buffers": {plain_name(n, model): tensor_checksum(b) for n, b in model.named_buffers()},
             "peak": memory.peak - memory.at_mark,
             "shard": bytes_held(model),
@@ -93,9 +114,60 @@ def load_each_way(values: dict) -> dict:
     return found
 
 
+def note_sent(weights: Weights | None) -> list[str]:
+    """Return a list to which the name of each tensor that rank 0 sends will be added."""
+    sent: list[str] = []
+    if weights is not None:
+        pop = weights.pop
+        weights.pop = lambda name: (sent.append(name), pop(name))[1]
+    return sent
+
+
+def load_beside(folder: Path, fault: str) -> list:
+    """Load the language model where the last rank sees other files, by the same relative path."""
+    damaged = dist.get_rank() == RANKS - 1
+
+    def progress(name: str) -> None:
+        if damaged and fault == "gone while it is read":
+            shutil.rmtree("language", ignore_errors=True)
+
+    before = Path.cwd()
+    os.chdir(folder / (fault if damaged else "none"))
+    try:
+        model = build_language(BackboneParams(config=LANGUAGE), meta=True)
+        weights = Weights(model, tensor_sources(model, "language", "language")) if dist.get_rank() == 0 else None
+        sent = note_sent(weights)
+        plan = make_plan(model, FSDPParams(), world_size=RANKS)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = apply_plan(model, plan, weights=weights, progress=progress)
+    except ParamError as error:
+        return [str(error)]
+    finally:
+        os.chdir(before)
+    sums = {name: tensor_checksum(whole(p)) for name, p in model.named_parameters()}
+    return [sums, sent, [str(each.message) for each in caught if "rank 0 reads" in str(each.message)]]
+
+
 @pytest.fixture(scope="module")
-def found(params):
-    return on_ranks(load_each_way, 2, params.to_dict())
+def faults(params, tmp_path_factory) -> Path:
+    """A folder with one for each fault, in which the weights are as the last rank shall see them."""
+    folder = tmp_path_factory.mktemp("faults")
+    for fault in FAULTS:
+        shutil.copytree(params.model.language.weights, folder / fault / "language")
+    shutil.rmtree(folder / "no file" / "language")
+    first, second, third, *_ = sorted(path.name for path in (folder / "none/language").glob("*.safetensors"))
+    (folder / "lacks one/language" / second).unlink()
+    torn = folder / "torn/language" / first
+    torn.write_bytes(torn.read_bytes()[:-100])
+    trained = folder / "another training/language" / third
+    save_file({name: tensor + 1e-3 for name, tensor in load_file(trained).items()}, trained)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(params, faults):
+    return on_ranks(load_each_way, RANKS, params.to_dict(), str(faults))
 
 
 @pytest.mark.real
@@ -122,6 +194,36 @@ def test_every_rank_gets_the_files_weights_and_the_same_new_ones(params, found, 
         # A large model takes minutes, in which each tensor says that the rank is alive.
         assert set(rank[case]["announced"]) >= set(names)
         assert rank[case]["buffers"] == {n: tensor_checksum(b) for n, b in model.named_buffers()}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("case", CASES)
+def test_rank_0_sends_only_what_the_other_ranks_cannot_read(params, found, case):
+    """And the checksums that checkpoints hold are those of whole tensors, of which each rank has read a part."""
+    first = found[0][case]
+    model, _ = build_model(params.model)
+    freeze(model, params.model.frozen_patterns)
+    quantized = set(quantize_model(model, FSDPParams(**CASES[case])))
+    assert set(first["sent"]) & set(first["in files"]) == quantized and len(first["in files"]) > 100
+    frozen = frozen_checksums(model)
+    assert frozen and {name: first["noted"].get(name) for name in frozen} == frozen
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("fault", FAULTS)
+def test_files_that_one_rank_sees_otherwise_are_one_error_on_all_ranks(found, fault):
+    ranks = [rank[fault] for rank in found]
+    if FAULTS[fault]:
+        (message,) = ranks[0]
+        assert ranks == [[message]] * RANKS and re.search(rf"weights: on rank 3 \(.*\) .*{FAULTS[fault]}", message)
+        return
+    assert all(sums == found[0]["none"][0] for sums, _, _ in ranks)
+    _, sent, warned = ranks[0]
+    if fault == "none":
+        assert not sent and not warned
+    else:  # a node without the files
+        assert len(sent) > 100 and len(warned) == 1
+        assert "1 of 4 ranks, such as rank 3" in warned[0] and "do not see language/" in warned[0]
 
 
 def test_weights_that_are_damaged_missing_or_misshaped_are_named(params, tmp_path):

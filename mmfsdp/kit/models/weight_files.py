@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
-from ...core.weights import tensor_checksum
+from ...core.checksums import tensor_checksum
+from ...core.shared_files import InFile, read_tensor
 from ...params import ParamError
 from ..data.sources.first_bytes import what_is_file
 from .tokens import ExtendedEmbedding, initial_rows
@@ -50,8 +51,14 @@ class Weights:
             raise LookupError(f"{replaced} tensors of the backbones were replaced by others when the model was built")
         self.new_parameters = {name for name, _ in model.named_parameters()} - self.sources.keys()
         """Names of the parameters that no file holds."""
+        self.places: dict[str, InFile] = {}
+        """The place of each tensor that is in a file, by which every rank can read it."""
+        for name, source in self.sources.items():
+            if source.value is None:
+                dtype = str(self.dtypes[name]).removeprefix("torch.")
+                self.places[name] = InFile(str(source.path), source.key, dtype)
         self.checksums: dict[str, int] = {}
-        """CRC-32 of each tensor that was popped."""
+        """CRC-32 of each tensor that was popped or that the ranks have read."""
         self._seed = int(torch.randint(2**32, ()))
         self._known_tokens = {name: m.known for name, m in model.named_modules() if isinstance(m, ExtendedEmbedding)}
         self._owners: dict[str, Any] = {}
@@ -64,13 +71,10 @@ class Weights:
 
     def read(self, name: str) -> Tensor:
         """Return a tensor, on the CPU. Raises safetensors' or the system's error if its file has changed."""
-        source = self.sources.get(name)
-        if source is None:
-            return self._initialized(name)
-        if source.value is not None:
-            return source.value
-        with safe_open(source.path, "pt") as file:
-            return file.get_tensor(source.key).to(self.dtypes[name], copy=True)  # out of the file's mapped memory
+        if name in self.places:
+            return read_tensor(self.places[name])
+        computed = self.sources[name].value if name in self.sources else None
+        return self._initialized(name) if computed is None else computed
 
     def pop(self, name: str, /) -> Tensor:
         """Return a tensor, on the CPU, for the last time, and note its checksum."""

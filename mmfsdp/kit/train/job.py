@@ -141,12 +141,14 @@ def train_phase(
 def build(params: RunParams) -> tuple[nn.Module, SampleProcessor, Weights | None]:
     """Build the frozen model on the meta device, and the weights that rank 0 will hand out to all.
 
-    Without weights (None), rank 0 holds the whole model until it is sharded: the parts that are drawn at random are
-    known only after drawing. Raises ParamError if the model has no tokenizer.
+    Without weights (None), rank 0 holds the whole model until it is sharded, and prints why: the parts that are drawn
+    at random are known only after drawing. Raises ParamError if the model has no tokenizer.
     """
     rank = dist.get_rank()
     weights: Weights | None = None
-    whole = not params.fsdp.sync_module_states or (rank == 0 and not kind_of(params.model).tensors_by_name)
+    whole, why = not params.fsdp.sync_module_states, ""
+    if not whole and rank == 0 and not kind_of(params.model).tensors_by_name:
+        whole, why = True, "a model of one's own is built with its weights"
     if not whole:
         seed_all(params.train.seed)
         model, processor, weights = open_model(params.model, read=rank == 0)
@@ -154,7 +156,12 @@ def build(params: RunParams) -> tuple[nn.Module, SampleProcessor, Weights | None
         frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
         # Frozen random weights are in no checkpoint: they must come from the seed, in the order in which the model
         # draws.
-        whole = rank == 0 and (weights is None or bool(weights.new_parameters & frozen))
+        if rank == 0 and weights is None:
+            whole, why = True, "its weights are random, or no safetensors files have all of them by their names"
+        elif weights is not None and weights.new_parameters & frozen:
+            whole, why = True, f"frozen parameters are random, such as {min(weights.new_parameters & frozen)}"
+    if why and dist.get_world_size() > 1:
+        print(f"weights: rank 0 builds the whole model, and sends it to the other ranks: {why}")
     if whole:
         weights = None
         seed_all(params.train.seed)

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
+from ...core.checksums import tensor_checksum
 from ...core.guards import list_all
 from ...core.names import plain_name
 from ...core.step import local_part
-from ...core.weights import tensor_checksum
 from ..models.own_kind import tensors_in
 
 TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
