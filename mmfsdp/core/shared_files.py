@@ -1,11 +1,12 @@
-"""Read weights on every rank where all ranks see rank 0's files: each rank its own rows, and nobody what another reads.
+"""Read weights on every rank, where all ranks see rank 0's files: each rank reads the rows that it keeps.
 
-If rank 0 reads alone, the other ranks wait for one process's share of the file system, and each gets whole tensors of
-which it keeps a part. Here each byte is read once, however many ranks there are: also of a tensor that several ranks
-keep (under DDP, FSDP1 and REPLICATE whole, in a hybrid mesh its shard), each of them reads a part, and an all-gather
-hands it to the others. So 512 ranks ask the file system for the bytes of one model, in parallel, and no two ranks
-can hold different weights. Torch's `HuggingFaceStorageReader` reads shards in the same way. It takes tensors by the
-names that the model has, fills what is sharded already, and has every rank read all of a whole tensor.
+If rank 0 reads alone, all others wait for what one process can read, and receive whole tensors of which they keep a
+part. Here each row is read by one rank. If several ranks keep the same rows (all rows under DDP, FSDP1 and REPLICATE;
+those of a shard in a hybrid mesh), each reads a part of them, and an all-gather hands it to the others. So 512 ranks
+read the bytes of one model from the file system, in parallel, and never hold different weights.
+
+Torch's `HuggingFaceStorageReader` also reads shards on each rank. It is not used here: it knows tensors only by the
+names of the model, fills a model that is sharded already, and lets each rank read all of a replicated tensor.
 """
 
 from __future__ import annotations

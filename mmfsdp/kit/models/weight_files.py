@@ -1,6 +1,6 @@
 """Weights: the tensors of a model on the meta device, each read from its file or initialized when it is asked for.
 
-So rank 0 never holds the whole model.
+So no rank holds the whole model. Which rank reads what is decided in core/shared_files.py.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def train_phase(
 
 
 def build(params: RunParams) -> tuple[nn.Module, SampleProcessor, Weights | None]:
-    """Build the frozen model on the meta device, and the weights that rank 0 will hand out to all.
+    """Build the frozen model on the meta device, and on rank 0 the weights from which all will start.
 
     Without weights (None), rank 0 holds the whole model until it is sharded, and prints why: the parts that are drawn
     at random are known only after drawing. Raises ParamError if the model has no tokenizer.
@@ -272,13 +272,13 @@ def wrap(
     Args:
         built: The plain model, on the meta device if `weights` is set.
         plan: Its plan.
-        weights: The source of the weights, which rank 0 reads while the model is wrapped.
+        weights: The source of the weights, which are read while the model is wrapped, by all ranks that see the files.
         device: The device of this rank.
         beat: Called with `wrapping: NAME` before work on each tensor: all of a large model takes longer than a rank
             may be silent.
 
     Returns:
-        The wrapped model, and by name the checksums of the frozen weights that rank 0 has read or drawn.
+        The wrapped model, and by name the checksums of the whole frozen weights that were read or drawn.
     """
 
     def progress(name: str) -> None:
