@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..params import ParamError
@@ -42,8 +41,17 @@ class InFile(NamedTuple):
     """The dtype that the plain model has it in, by its name, such as float32."""
 
 
+def file_errors() -> tuple[type[Exception], ...]:
+    """Return the errors that a file may raise while it is read."""
+    from safetensors import SafetensorError
+
+    return OSError, SafetensorError
+
+
 def read_tensor(place: InFile, rows: slice | None = None) -> torch.Tensor:
     """Return a tensor, or some rows of it, on the CPU. Raises safetensors' or the system's error for a damaged file."""
+    from safetensors import safe_open
+
     with safe_open(place.path, "pt") as file:
         tensor = file.get_tensor(place.key) if rows is None else file.get_slice(place.key)[rows]
         return tensor.to(getattr(torch, place.dtype), copy=True)  # out of the file's mapped memory
@@ -95,7 +103,7 @@ def look_at(paths: Iterable[str]) -> tuple[dict[str, str], str]:
         try:
             if Path(path).exists():
                 fingerprints[path] = fingerprint(path)
-        except (OSError, SafetensorError) as error:
+        except file_errors() as error:
             return fingerprints, f"{path} is not complete or not readable ({error})"
     return fingerprints, ""
 
@@ -105,6 +113,8 @@ def fingerprint(path: str) -> str:
 
     Two trainings of a model differ in these elements, though not in names and sizes. safetensors checks the size.
     """
+    from safetensors import safe_open
+
     digest = sha256()
     with safe_open(path, "pt") as file:
         for key in sorted(file.keys()):
@@ -166,7 +176,7 @@ class SharedFiles:
         place = self.places[name]
         try:
             part = read_tensor(place, rows)
-        except (OSError, SafetensorError) as error:
+        except file_errors() as error:
             self._problem = self._problem or f"{place.path} could not be read ({error})"
             return
         row_bytes = prod(part.shape[1:]) * part.itemsize
