@@ -33,6 +33,7 @@ from ..core.wrap import modules_to_compile
 from ..lint.cost import loss_in_pieces_of_torch, without_gradient
 from ..params import ParamError
 from .gathers import with_gathers
+from .levels import Levels
 from .work import Work, WorkCounter
 
 BEGINS = {"pre_forward": "forward", "pre_backward": "backward"}
@@ -46,6 +47,8 @@ class Recording(NamedTuple):
     """The recording of one micro-step, for a plan."""
 
     memory_events: tuple[MemoryEvent, ...]
+    levels: Levels
+    """What was held after each allocation, of which the events have the largest."""
     work: Work
     operators: int
     """Operators that were called, views included: the seconds that a recording takes grow with them."""
@@ -124,6 +127,7 @@ def record_memory(model: nn.Module, plan: WrapPlan, example: dict[str, Any]) -> 
     losses = frozenset(recorder.torchs_losses)
     return Recording(
         tuple(recorder.events),
+        recorder.levels,
         recorder.counter.work,
         recorder.operators,
         unused,
@@ -173,7 +177,10 @@ class MemoryRecorder(TorchDispatchMode):
         self.can_be_compiled = {unit.order for unit in plan.units if to_compile & set(unit.modules)}
         self.running: set[tuple[int, str]] = set()  # those of them that run, by the pass
         self.operators = 0
-        self.allocated = self.gradients = self.peak = self.peak_without_grads = 0
+        self.allocated = self.gradients = 0
+        self.levels = Levels()
+        self.operator: Any = None  # that was called last
+        self.hold()
         self.storages = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}  # at rest
         for tensor in tensors_of(inputs):
             self.allocate(tensor)
@@ -207,6 +214,7 @@ class MemoryRecorder(TorchDispatchMode):
         if func.name().startswith(TORCHS_LOSS) and not in_backward():
             self.torchs_losses.add(args[0].dtype)
         self.counter.add(func, args, kwargs, output, in_unit=bool(self.running))
+        self.operator = func
         for tensor in tensors_of(output):
             self.allocate(tensor)
         if operator in (aten.convolution, aten.convolution_backward):
@@ -214,8 +222,7 @@ class MemoryRecorder(TorchDispatchMode):
             scratch = weight.nbytes  # oneDNN on CPUs computes with packed copies, which it frees immediately
             if inputs.shape[1] > 4:  # it packs no input of so few channels, such as a picture
                 scratch += inputs.nbytes
-            self.peak = max(self.peak, self.allocated + scratch)
-            self.peak_without_grads = max(self.peak_without_grads, self.allocated + scratch - self.gradients)
+            self.hold(scratch)
         return output
 
     def allocate(self, tensor: torch.Tensor) -> None:
@@ -228,8 +235,12 @@ class MemoryRecorder(TorchDispatchMode):
         # Fake storages hold no memory, but they live as long as real ones would.
         weakref.finalize(storage, self.free, address, nbytes)
         self.allocated += nbytes
-        self.peak = max(self.peak, self.allocated)
-        self.peak_without_grads = max(self.peak_without_grads, self.allocated - self.gradients)
+        self.hold()
+
+    def hold(self, scratch: int = 0) -> None:
+        """Note what is held now, with so many bytes that the operator frees immediately."""
+        held = self.allocated + scratch
+        self.levels.add(self.operator, held, held - self.gradients)
 
     def free(self, address: int, nbytes: int) -> None:
         """Count a storage out."""
@@ -244,11 +255,11 @@ class MemoryRecorder(TorchDispatchMode):
                 self.running.add((order, BEGINS[event]))
             elif event in ENDS:
                 self.running.discard((order, ENDS[event]))
-        counts = self.peak, self.peak_without_grads, self.allocated, self.gradients
-        self.events.append(MemoryEvent(event, order, *counts))
+        self.events.append(MemoryEvent(event, order, *self.levels.end(), self.allocated, self.gradients))
         if event == "post_backward":  # the wrapper reduces the gradients and frees them
             self.drop_gradients(self.params[order])
-        self.peak, self.peak_without_grads = self.allocated, self.allocated - self.gradients
+        self.operator = None
+        self.hold()
 
     def register_hooks(self, unit: Unit, model: nn.Module) -> None:
         """Register the hooks that note when the unit's forward, backward and gradients come."""

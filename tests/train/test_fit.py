@@ -8,16 +8,20 @@ import pytest
 import torch
 from ranks import on_ranks
 
+from mmfsdp.core import token_loss
 from mmfsdp.core.plan import WrapPlan
 from mmfsdp.kit import cli
 from mmfsdp.kit.bench.bench_models import random_batch, random_model
 from mmfsdp.kit.models import TokenIds
+from mmfsdp.kit.train import fit_traces
 from mmfsdp.kit.train.fit import Solver, fit
+from mmfsdp.kit.train.fit_answers import Answer
 from mmfsdp.kit.train.fit_search import search
 from mmfsdp.kit.train.fit_traces import Traces
 from mmfsdp.kit.train.prepare import preview
 from mmfsdp.params import ParamError, load
 from mmfsdp.predict import Machine, gpu_with
+from mmfsdp.predict.lines import Line, Lines
 from tests.bench.peaks import measure
 
 TINY = load("tiny").change(**{"model.vision.weights": None, "model.language.weights": None})
@@ -100,21 +104,41 @@ def test_the_policy_sends_least_of_those_that_fit():
     assert {way.fits for way in answer.ways} == {True, False}
 
 
-def test_a_peak_that_is_read_off_lines_is_that_of_a_trace():
-    solver = Solver(TINY, machine(1e9))
-    traces = Traces(solver, solver.sizes["batch"]())
-    assert traces.on_lines(96, 32, 64).memory_events == traces.trace(96).memory_events
+PICTURE = {"tokens": 36, "pixel_values": [1, 3, 48, 48]}
+LLAVA = load("tiny_llava").change(**{"model.weights": None, "model.picture": PICTURE, "data.max_length": 128})
 
 
-def test_a_step_with_an_operator_for_each_picture_is_read_off_lines_where_it_would_be_long():
-    picture = {"tokens": 36, "pixel_values": [1, 3, 48, 48]}
-    solver = Solver(load("tiny_llava").change(**{"model.weights": None, "model.picture": picture}), machine(1e12))
+@pytest.mark.parametrize("params", [TINY, LLAVA], ids=["tiny", "tiny_llava"])
+def test_what_is_read_off_two_small_traces_is_what_a_trace_holds(params, monkeypatch):
+    monkeypatch.setattr(token_loss, "PIECE_BYTES", 1)  # the loss in more pieces for each sample, as for large models
+    solver = Solver(params, machine(1e9))
     traces = Traces(solver, solver.sizes["batch"]())
-    assert traces.trace(8).work.kernels == traces.trace(16).work.kernels, "a slice runs no kernel"
-    assert traces.is_quick(32) and not traces.is_quick(10_000)
-    read_off, traced = traces.on_lines(32, 8, 16), traces.trace(32)
-    for mine, right in zip(read_off.memory_events, traced.memory_events, strict=True):
-        assert mine.peak == pytest.approx(right.peak, rel=1e-6)
+    assert Lines(2, traces.trace(2), 4, traces.trace(4)).at(96) == traces.trace(96).memory_events
+    events = zip(traces.trace(2).memory_events, traces.trace(4).memory_events, strict=True)
+    rises = [Line(2, few.peak, 4, more.peak).at(96) for few, more in events]
+    assert max(rises) < max(event.peak for event in traces.trace(96).memory_events), "another operator holds most then"
+
+
+def long_batch(limit: int, few: int) -> tuple[Solver, Answer]:
+    """Return the largest batch, where a batch of less than `few` is as large as that: not on the lines of more."""
+    solver = Solver(TINY, machine(limit))
+    size = solver.sizes["batch"]()
+    return solver, solver.largest(replace(size, inputs=lambda n: size.inputs(max(n, few))))
+
+
+def test_a_long_step_is_read_off_lines_on_which_a_third_trace_lies(monkeypatch):
+    monkeypatch.setattr(fit_traces, "QUICK_OPERATORS", 0)
+    peaks = {n: peak(**{"train.batch_size": n}) for n in (40, 41)}
+    limit = peaks[40] + 1
+    solver, answer = long_batch(limit, 2)
+    assert solver.peaks["batch"].keys() == {2, 4, 40, 41} and not answer.read_off
+    assert (answer.value, answer.peak, answer.further, answer.further_peak) == (40, peaks[40], 41, peaks[41])
+    solver, answer = long_batch(limit, 3)
+    assert solver.peaks["batch"].keys() == {2, 4, 76, 38, 40, 41}, "76 is not on the lines through 2 and 4"
+    assert (answer.value, answer.peak, answer.further, answer.further_peak) == (40, peaks[40], 41, peaks[41])
+    monkeypatch.setattr(fit_traces, "MAX_GROWTH", 1)  # a trace of the answer would take long
+    solver, answer = long_batch(limit, 2)
+    assert answer.read_off and (answer.value, answer.peak) == (40, peaks[40])
 
 
 def test_a_machine_needs_room_beyond_the_tensors():

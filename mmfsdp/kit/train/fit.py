@@ -1,7 +1,8 @@
 """fit: solve a plan backwards. What is the largest batch on these GPUs, and how few GPUs are enough for this run?
 
-A size is bracketed by the straight lines through two traces, then found by exact ones. Peaks are nearly linear in the
-batch, and not in the tokens, where attention may be quadratic.
+What a step holds after each allocation is linear in the batch and in the pictures, so that a large batch is read off
+small traces. It is not in the tokens, where attention may be quadratic: a length is bracketed by lines, then found by
+exact traces.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Solver(RunPlans):
         super().__init__(params, machine)
         self.sizes = sizes_of(self.model, self.params, self.processor)
         self.peaks: dict[str, dict[int, int]] = {}
-        """Bytes of the peaks that were traced, by name of a size and its steps."""
+        """Bytes of the peaks that are known, by name of a size and its steps."""
 
     # A size
 
@@ -73,7 +74,7 @@ class Solver(RunPlans):
         traces = Traces(self, size)
         traces.first_plan()  # what is wrong with the run itself is raised here
         fits, too_many = search(traces.room, size.first, guess=traces.guess)
-        self.peaks[size.name] = {n: traces.peaks[n] for n in traces.recordings}
+        self.peaks[size.name] = traces.peaks
         if fits not in traces.peaks:  # none is large enough to be, and small enough to fit
             fits = 0
         return Answer(
@@ -90,7 +91,7 @@ class Solver(RunPlans):
         )
 
     def curve(self, size: Size) -> Curve | None:
-        """Return the straight line of peaks over visual tokens that is nearest to all traces; None without two."""
+        """Return the straight line of peaks over visual tokens that is nearest to all peaks; None without two."""
         points = [(size.tokens(n), peak) for n, peak in sorted(self.peaks[size.name].items())]
         tokens, peaks = [point[0] for point in points], [point[1] for point in points]
         if len(set(tokens)) < 2:

@@ -63,7 +63,7 @@ class Answer:
     why_not: str = ""
     """The mistake that one step further is, where memory is not what limits it."""
     read_off: bool = False
-    """The peaks lie on straight lines through two traces, since a trace of this size may take minutes."""
+    """The peak is read off straight lines through two smaller traces, since a trace of this size may take minutes."""
     ways: tuple[Way, ...] = ()
     """All that were compared, those that send least first."""
 
@@ -77,12 +77,12 @@ class Curve:
     slope: float
     """Bytes for each visual token of a rank's micro-batch."""
     points: tuple[tuple[int, int], ...]
-    """Tokens and peak of each trace."""
+    """Tokens and peak of each size that was looked at."""
 
     def __str__(self) -> str:
         off = max(abs(self.base + self.slope * tokens - peak) / peak for tokens, peak in self.points)
         words = f"peak = {size(self.base)} + {size(self.slope)} x visual tokens of a rank's micro-batch, {WITH_TEXT}"
-        return f"{words}; {len(self.points)} traces lie within {off:.1%} of it"
+        return f"{words}; {len(self.points)} sizes lie within {off:.1%} of it"
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Fit:
         elif answer.further is None and answer.value and not answer.ways:
             lines.append("  nothing further was tried")
         if answer.read_off:
-            words = "read off the straight lines of two smaller traces: one of this size may take minutes"
+            words = "read off straight lines through two smaller traces: one of this size may take minutes"
             lines += textwrap.wrap(words, WIDTH, initial_indent="  ")
         for way in answer.ways:
             if not way.why_not:

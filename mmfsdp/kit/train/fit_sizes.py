@@ -37,11 +37,16 @@ class Size:
     with the square of a length."""
     tokens: Callable[[int], int] = lambda n: 0
     """Visual tokens of the micro-batch at so many steps."""
+    check: Callable[[int], Any] = lambda n: None
+    """Raises ParamError where there are no inputs, without the memory of all of them."""
 
     @property
     def first(self) -> int:
-        """Return the steps of the first trace: one sample or picture is quick; a length may be too short for one."""
-        return 1 if self.is_linear else self.now
+        """Return the steps of the first trace: few samples or pictures are quick; a length may be too short for one.
+
+        Two, since one sample is not on the lines of more: an axis of one element needs no copy to be contiguous.
+        """
+        return 2 if self.is_linear else self.now
 
 
 def sizes_of(model: nn.Module, params: RunParams, processor: SampleProcessor | None) -> dict[str, Callable[[], Size]]:
@@ -60,8 +65,12 @@ def sizes_of(model: nn.Module, params: RunParams, processor: SampleProcessor | N
         def inputs(n: int) -> dict[str, Any] | None:
             return kind.example_of_pictures(model, params, processor, n)
 
+        def check(n: int) -> None:
+            kind.example_of_pictures(model, params.change(**{"train.batch_size": 1}), processor, n)
+
         tokens = train.batch_size * each
-        return Size("pictures", "pictures of each sample", "", 1, 1, inputs, tokens=lambda n: n * tokens)
+        unit = "pictures of each sample"
+        return Size("pictures", unit, "", 1, 1, inputs, tokens=lambda n: n * tokens, check=check)
 
     def length_of_text() -> Size:
         step = min(MAX_LENGTH_STEP, 1 << max(0, length.bit_length() - 5))
