@@ -22,7 +22,7 @@ from .prepare import cost_of, kept_with_cache, plan_run, planned_train
 
 QUICK_OPERATORS = 3_000
 """Operators of a step that is traced in about a second, so that its peak need not be read off lines."""
-MAX_GROWTH = 2
+MAX_GROWTH = 1.5
 """Times as many operators as the first trace's that a step may have to be traced where its peak can be read off lines.
 Qwen2.5-VL's vision encoder calls attention for each window of each picture, and LLaVA slices each picture's features
 out of the batch's, so that a trace of a large batch may take minutes."""
@@ -144,8 +144,8 @@ class Traces:
     def _confirmed_lines(self) -> Lines | None:
         """Return lines through two traces, on which a third one lies; None if the rest is traced.
 
-        The third is the largest size that fits, or the largest one that is light. If it is not on the lines, the next
-        are drawn through it. If the answer itself is not light, the last lines are taken.
+        The third is the largest size that fits, or the largest one that is light, or lies between both. If a larger
+        one is not on the lines, the next are drawn through it. If the answer itself is not light, the last are taken.
         """
         low, high = min(self.recordings), max(self.recordings)
         for _ in range(MAX_PAIRS):
@@ -153,10 +153,14 @@ class Traces:
             check = largest = self._largest_on(lines)
             while check > high and not self.is_light(check):
                 check = check * 3 // 4
-            if check < self.size.first or check in self.recordings or check < high < largest:
+            if check <= high < largest:
+                check = (low + high) // 2
+            if check < self.size.first or check in self.recordings:
                 break
             if lines.at(check) == self.trace(check).memory_events:
                 return lines
+            if check < high:
+                break
             low, high = max(self.size.first, check // 2), check
         return None if self.is_light(largest) else lines
 
