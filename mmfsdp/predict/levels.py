@@ -1,4 +1,4 @@
-"""What a micro-step holds after each allocation. The largest of these levels are the peaks of its memory events."""
+"""Levels of memory: bytes held after each allocation of a micro-step. Their largest are the peaks of its events."""
 
 from __future__ import annotations
 
