@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass
 class Levels:
-    """What a micro-step holds after each allocation, in order: bytes of activations and gradients."""
+    """Bytes of activations and gradients that a micro-step holds after each allocation, in order."""
 
     operators: list[Any] = field(default_factory=list)
     """That allocated; None at the beginning of a part of the step, where what came before is held."""

@@ -48,7 +48,7 @@ class Recording(NamedTuple):
 
     memory_events: tuple[MemoryEvent, ...]
     levels: Levels
-    """What was held after each allocation, of which the events have the largest."""
+    """Bytes held after each allocation, of which the events have the largest."""
     work: Work
     operators: int
     """Operators that were called, views included: the seconds that a recording takes grow with them."""
