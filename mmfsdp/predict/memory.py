@@ -104,6 +104,7 @@ def step_walk(
     recorder: WalkRecorder | None = None,
     table: UnitBytesTable | None = None,
     limit: int | None = None,
+    first: bool = False,
 ) -> StepWalk:
     """Pass the memory events of a step, and add up what a rank holds at each.
 
@@ -114,6 +115,7 @@ def step_walk(
         recorder: Notes what is held and sent at each event.
         table: The bytes of units of a search that walks with the same units many times. Default: a new one.
         limit: Bytes. A walk that holds more ends there, so that its peak only tells that it is too high.
+        first: Pass only the first micro-step, which holds no gradients of earlier ones.
 
     Returns:
         The walk, with the peak of a rank, optimizer states included, and the most that it holds without activations,
@@ -130,7 +132,7 @@ def step_walk(
         constant = replace(constant, parameters=parameters, optimizer=optimizer)
     walk = StepWalk(plan, constant, train.device is Device.CPU, host is not None, table, recorder, limit)
     micro_steps = min(train.accumulation * sources, MAX_MICRO_STEPS)
-    for i in range(micro_steps):
+    for i in range(1 if first else micro_steps):
         walk.micro_step(last=i == micro_steps - 1)
     return walk
 

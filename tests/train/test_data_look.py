@@ -2,14 +2,20 @@
 
 import json
 from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from PIL import Image
 from tiny_run import tiny_run
 from transformers import AutoProcessor
 
+from mmfsdp import build_model, freeze
+from mmfsdp.core.plan import WrapPlan
 from mmfsdp.kit.data.loader import batches
 from mmfsdp.kit.data.record_sizes import lengths_of
 from mmfsdp.kit.spawn_ranks import on_ranks
@@ -17,6 +23,7 @@ from mmfsdp.kit.train import data_batch
 from mmfsdp.kit.train.prepare import kept_model, opened, peak_of, prepare, preview
 from mmfsdp.kit.train.record_lengths import measure_lengths
 from mmfsdp.params import RunParams
+from tests.bench.peaks import measure
 from tests.tiny_vlms import save_vlm
 
 GIANT = 17
@@ -70,7 +77,8 @@ def test_the_largest_batch_is_the_one_with_the_highest_peak_of_all_that_a_run_ta
         for micro_step in range(train.steps * train.accumulation):
             batch = next(stream)
             step = micro_step // train.accumulation + 1
-            peak = peak_of(params, plan, batch.inputs())["bytes"]
+            first = micro_step % train.accumulation == 0
+            peak = peak_of(params, plan, batch.inputs(), first=first)["bytes"]
             peaks[step, rank] = max(peak, peaks.get((step, rank), 0))
             tokens += batch.input_ids.numel() - batch.padded
             padded[micro_step, rank] = batch.input_ids.numel()
@@ -86,6 +94,35 @@ def test_the_largest_batch_is_the_one_with_the_highest_peak_of_all_that_a_run_ta
     assert as_ddp.data.waiting == pytest.approx(1 - by_step.mean(axis=1).sum() / by_step.max(axis=1).sum())
     [found] = [finding for finding in plan.lint if finding.code == "outsize-records"]
     assert giant in found.message and prepare(params, activations=True).cost == cost
+
+
+def peaks_of_steps(folder: Path, text: str, steps: list[int]) -> list[int]:
+    """Return the most that this rank holds in each of these steps of the run, in bytes."""
+    params = RunParams.from_yaml(folder / "params.yaml")
+    train, processor = params.train, replace(kept_model(params)[1], max_length=params.data.max_length)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    stream = batches(params.data, processor, batch_size=2, rank=rank, world_size=ranks, seed=train.seed)
+    all_batches = list(islice(stream, train.steps * train.accumulation))
+
+    def make(step: int):
+        model, _ = build_model(params.model)
+        freeze(model, params.model.frozen_patterns)
+        return model, all_batches[(step - 1) * train.accumulation : step * train.accumulation]
+
+    return [measure(partial(make, step), WrapPlan.from_json(text))["peak"] for step in steps]
+
+
+@pytest.mark.real
+def test_ranks_hold_what_is_predicted_for_the_largest_batch_where_it_stands_in_its_step(tmp_path):
+    params = texts(tmp_path)
+    params.to_yaml(tmp_path / "params.yaml")
+    plan, cost = preview(params)
+    largest = cost.data.largest
+    other = next(step for step in range(1, params.train.steps + 1) if step != largest.step)
+    in_step = on_ranks(peaks_of_steps, 2, tmp_path, plan.to_json(), [largest.step, other], backend="one_thread_gloo")
+    measured = in_step[largest.rank][0]
+    assert measured == max(max(peaks) for peaks in in_step)
+    assert cost.batch_peak_bytes == pytest.approx(measured, rel=0.01)
 
 
 def test_a_sample_of_the_data_says_that_it_is_one_and_all_data_are_read_if_asked(tmp_path, monkeypatch):

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...core.fake_tensors import tensors_of
 from ...params import DataParams, ParamError, RunParams
 from ...params.in_words import size
@@ -39,6 +41,8 @@ class DataBatch:
     """Keyword arguments of a forward."""
     figures: BatchFigures | None = None
     """Its records; None where their sizes are not known."""
+    first: bool = False
+    """It comes first in its step, so that no gradients of earlier micro-steps are held beside it."""
 
 
 @dataclass(frozen=True)
@@ -174,11 +178,14 @@ def _largest(
 ) -> list[DataBatch]:
     """Return the largest batches of a source, as the loader makes them."""
     found = []
-    for step, rank in own.largest():
+    is_first_source = own.place == next(iter(params.data.sources()))
+    first = is_first_source & (np.arange(len(own.tokens)) % params.train.accumulation == 0)
+    for step, rank in own.largest(first):
         data_slice = DataSlice(params.train.batch_size, rank, own.tokens.shape[1], start=step)
         batch = batch_at(params.data, processor, data_slice, place=own.place, seed=params.train.seed, sources=splits)
         where = {"step": step // params.train.accumulation + 1, "rank": rank}
-        found.append(DataBatch(batch.inputs(), own.figures(own.records_of(step, rank), **where)))
+        figures = own.figures(own.records_of(step, rank), **where)
+        found.append(DataBatch(batch.inputs(), figures, first=bool(first[step])))
     return found
 
 

@@ -135,13 +135,22 @@ class SizedBatches:
         """Return (S, W) the positions of each batch, padding included."""
         return (self.tokens > 0).sum(-1) * self.tokens.max(-1)
 
-    def largest(self) -> list[tuple[int, int]]:
-        """Return micro-step and rank of the batches that may have the highest peak: by their positions, by pictures."""
+    def largest(self, first: np.ndarray) -> list[tuple[int, int]]:
+        """Return micro-step and rank of the batches that may have the highest peak: by their positions, by pictures.
+
+        first: (S,) whether a micro-step is the first one of a step, which holds no gradients of earlier ones. A batch
+        of one is left out if another micro-step has one as large.
+        """
         padded, visual = self.padded, self.visual.sum(-1)
-        by_positions = _argmax(padded, visual)
-        by_pictures = _argmax(visual, padded)
-        has_more = visual[by_pictures] > visual[by_positions]
-        return [by_positions, by_pictures] if has_more else [by_positions]
+        found: list[tuple[int, int]] = []
+        for some in (~first, first):
+            for load, then in ((padded, visual), (visual, padded)):
+                if not some.any():
+                    continue
+                place = _argmax(np.where(some[:, None], load, -1), then)
+                if not any(padded[place] <= padded[other] and visual[place] <= visual[other] for other in found):
+                    found.append(place)
+        return found
 
     def records_of(self, step: int, rank: int) -> list[SampleSize]:
         """Return the sizes of the usable records of a batch."""

@@ -197,8 +197,10 @@ class PeakMemory:
         self.retries = 0
         """Number of times that the steps ran out of a GPU's memory, so that the allocator gave back all that it kept,
         and tried again. Each takes long."""
-        self.largest: dict[str, Any] = {}
-        """The inputs of the largest micro-batch of the steps watched; empty before any."""
+        self.largest_first: dict[str, Any] = {}
+        """The inputs of the largest first micro-batch of the steps watched; empty before any."""
+        self.largest_later: dict[str, Any] = {}
+        """Those of the largest micro-batch that came later in its step, beside gradients of earlier ones."""
         self._watched = 0
 
     @contextmanager
@@ -209,8 +211,9 @@ class PeakMemory:
             yield
             return
         self._watched += 1
-        for batch in micro_batches:
-            self.largest = max(self.largest, batch.inputs(), key=input_bytes)
+        first, *later = [batch.inputs() for batch in micro_batches]
+        self.largest_first = max(self.largest_first, first, key=input_bytes)
+        self.largest_later = max(self.largest_later, *later, key=input_bytes) if later else {}
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
             retries_before = torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0)
@@ -220,7 +223,7 @@ class PeakMemory:
             self.reserved_bytes = max(self.reserved_bytes, stats["reserved_bytes.all.peak"])
             self.retries += stats["num_alloc_retries"] - retries_before
         else:
-            at_rest = bytes_at_rest(model, optimizer) + input_bytes(self.largest)
+            at_rest = bytes_at_rest(model, optimizer) + max(map(input_bytes, (self.largest_first, self.largest_later)))
             with cpu_memory() as memory:
                 yield
             self.peak_bytes = max(self.peak_bytes, at_rest + memory.peak)
@@ -253,17 +256,22 @@ class MemoryMeter(Callback):
 
     def on_train_end(self, result: dict[str, Any]) -> None:
         """Add the predicted peak. The plan predicts it for the longest texts, and not with a feature cache."""
-        training, largest = self._training, self._memory.largest
-        if dist.get_rank() != 0 or not largest or training.features is not None:
+        training, memory = self._training, self._memory
+        if dist.get_rank() != 0 or not memory.largest_first or training.features is not None:
             return
+        # A first micro-batch may hold most if it is larger than all that came beside gradients of earlier ones.
+        batches = [(memory.largest_later, False)] if memory.largest_later else []
+        if input_bytes(memory.largest_first) > input_bytes(memory.largest_later):
+            batches.insert(0, (memory.largest_first, True))
         known = training.run_plan.batch_peak
-        if known and known.shapes == shapes_of(largest):
+        if known and known.shapes == shapes_of(batches[0][0]):
             result["peak"] = {"bytes": known.bytes, "when": known.when}
             return
         bring_back("triton")
         from .prepare import peak_of  # runs the model on fake tensors, while the other ranks wait
 
-        result["peak"] = peak_of(training.setup.params, training.plan, largest)
+        peaks = [peak_of(training.setup.params, training.plan, inputs, first=first) for inputs, first in batches]
+        result["peak"] = max(peaks, key=lambda peak: peak["bytes"])
 
 
 def bytes_at_rest(model: nn.Module, optimizer: Optimizer) -> int:

@@ -29,7 +29,7 @@ from ...params.variables import with_variables
 from ...planning import make_plan
 from ...predict import Estimate, estimate
 from ...predict.larger_units import with_example
-from ...predict.memory import Memory
+from ...predict.memory import Memory, step_walk
 from ...predict.memory_events import with_recording
 from ...predict.plan_cache import PlanCache
 from ..data import open_sources
@@ -389,9 +389,7 @@ def with_data_peak(
 
     def with_peak(batch: DataBatch) -> tuple[DataBatch, Memory]:
         recording = cache.record(quantized_copy(model, params.fsdp), plan, batch.inputs)
-        peak = cost_of(with_recording(plan, recording), params).peak
-        assert peak is not None
-        return batch, peak
+        return batch, peak_in_step(with_recording(plan, recording), params, first=batch.first)
 
     try:
         largest, peak = max(map(with_peak, look.largest), key=_bytes_of_peak)
@@ -411,12 +409,17 @@ def _bytes_of_peak(batch_and_peak: tuple[DataBatch, Memory]) -> int:
     return batch_and_peak[1].bytes
 
 
-def peak_of(params: RunParams, plan: WrapPlan, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the peak that the plan predicts for a micro-batch of a run: bytes, and when."""
+def peak_in_step(plan: WrapPlan, params: RunParams, *, first: bool) -> Memory:
+    """Return the peak of a step of the plan's micro-batch; first: as the first one of the step, not as a later one."""
+    return step_walk(plan, params.train, sources=len(params.data.sources()), first=first).peak
+
+
+def peak_of(params: RunParams, plan: WrapPlan, inputs: dict[str, Any], *, first: bool) -> dict[str, Any]:
+    """Return the peak that the plan predicts for a micro-batch of a run: bytes, and when. first: see `peak_in_step`."""
     model, _, cache = kept_with_cache(params)
     recording = cache.record(quantized_copy(model, params.fsdp), plan, inputs)
-    cost = cost_of(with_recording(plan, recording), params)
-    return {"bytes": cost.peak_bytes, "when": cost.peak_when}
+    peak = peak_in_step(with_recording(plan, recording), params, first=first)
+    return {"bytes": peak.bytes, "when": peak.when}
 
 
 def example_of(
