@@ -96,20 +96,20 @@ def test_the_largest_batch_is_the_one_with_the_highest_peak_of_all_that_a_run_ta
     assert giant in found.message and prepare(params, activations=True).cost == cost
 
 
-def peaks_of_steps(folder: Path, text: str, steps: list[int]) -> list[int]:
-    """Return the most that this rank holds in each of these steps of the run, in bytes."""
+def peaks_of_orders(folder: Path, text: str, step: int) -> list[int]:
+    """Return the most that this rank holds in a step of the run, in bytes: as it is, and in the opposite order."""
     params = RunParams.from_yaml(folder / "params.yaml")
     train, processor = params.train, replace(kept_model(params)[1], max_length=params.data.max_length)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     stream = batches(params.data, processor, batch_size=2, rank=rank, world_size=ranks, seed=train.seed)
-    all_batches = list(islice(stream, train.steps * train.accumulation))
+    of_step = list(islice(stream, (step - 1) * train.accumulation, step * train.accumulation))
 
-    def make(step: int):
+    def make(order: int):
         model, _ = build_model(params.model)
         freeze(model, params.model.frozen_patterns)
-        return model, all_batches[(step - 1) * train.accumulation : step * train.accumulation]
+        return model, of_step[::order]
 
-    return [measure(partial(make, step), WrapPlan.from_json(text))["peak"] for step in steps]
+    return [measure(partial(make, order), WrapPlan.from_json(text))["peak"] for order in (1, -1)]
 
 
 @pytest.mark.real
@@ -118,11 +118,15 @@ def test_ranks_hold_what_is_predicted_for_the_largest_batch_where_it_stands_in_i
     params.to_yaml(tmp_path / "params.yaml")
     plan, cost = preview(params)
     largest = cost.data.largest
-    other = next(step for step in range(1, params.train.steps + 1) if step != largest.step)
-    in_step = on_ranks(peaks_of_steps, 2, tmp_path, plan.to_json(), [largest.step, other], backend="one_thread_gloo")
-    measured = in_step[largest.rank][0]
-    assert measured == max(max(peaks) for peaks in in_step)
-    assert cost.batch_peak_bytes == pytest.approx(measured, rel=0.01)
+    of_ranks = on_ranks(peaks_of_orders, 2, tmp_path, plan.to_json(), largest.step, backend="one_thread_gloo")
+    measured = of_ranks[largest.rank]
+    assert measured[0] == max(max(peaks) for peaks in of_ranks)
+    look = data_batch.look_at_data(params, kept_model(params)[1], data_batch.PlanCache())
+    [batch] = [batch for batch in look.largest if batch.figures == largest]
+    predicted = {first: peak_of(params, plan, batch.inputs, first=first)["bytes"] for first in (False, True)}
+    assert cost.batch_peak_bytes == predicted[batch.first] == pytest.approx(measured[0], rel=0.02)
+    beside_gradients = predicted[False] - predicted[True]
+    assert beside_gradients == pytest.approx(abs(measured[0] - measured[1]), rel=0.02) != 0
 
 
 def test_a_sample_of_the_data_says_that_it_is_one_and_all_data_are_read_if_asked(tmp_path, monkeypatch):

@@ -144,7 +144,7 @@ def test_the_peak_of_a_batch_of_the_data_stands_beside_that_of_the_longest_texts
     assert prepare(params, activations=True).cost == cost, "whether the data are open or not"
 
     alone = params.change(**{"launch.ranks": 1, "train.accumulation": 1})
-    one = peak_of(alone, preview(alone)[0], largest)["bytes"]
+    one = peak_of(alone, preview(alone)[0], largest, first=True)["bytes"]
     assert preview(alone)[1].batch_peak_bytes == one != cost.batch_peak_bytes
 
 

@@ -211,9 +211,9 @@ class PeakMemory:
             yield
             return
         self._watched += 1
-        first, *later = [batch.inputs() for batch in micro_batches]
-        self.largest_first = max(self.largest_first, first, key=input_bytes)
-        self.largest_later = max(self.largest_later, *later, key=input_bytes) if later else {}
+        inputs = [batch.inputs() for batch in micro_batches]
+        self.largest_first = max([self.largest_first, *inputs[:1]], key=input_bytes)
+        self.largest_later = max([self.largest_later, *inputs[1:]], key=input_bytes)
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
             retries_before = torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0)
