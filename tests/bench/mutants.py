@@ -379,6 +379,7 @@ def changed_functions(mutant: Mutant) -> Iterator[tuple[types.FunctionType, type
     module = importlib.import_module(mutant.file.removesuffix(".py").replace("/", "."))
     codes = dict(_codes(compile(mutant.apply((ROOT / mutant.file).read_text()), str(module.__file__), "exec")))
     functions = [f for f in _functions(vars(module).values(), module.__name__) if f.__name__ == mutant.function]
+    functions = [f for f in functions if f.__qualname__ in codes]  # a dataclass has methods that stand in no file
     if not functions:
         raise LookupError(f"{mutant.file}: no function {mutant.function}")
     for function in functions:

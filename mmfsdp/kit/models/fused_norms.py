@@ -7,13 +7,13 @@ since it rounds once. Its results differ from transformers' in the last bits.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...core.fake_tensors import copy_with
+from .fused_classes import exchange_classes
 
 
 def fuse_norms(model: nn.Module) -> list[str]:
@@ -28,17 +28,12 @@ def fuse_norms(model: nn.Module) -> list[str]:
     Returns:
         The names of the modules that were changed.
     """
-    fused = []
-    for name, module in model.named_modules():
-        if isinstance(module, (FusedRMSNorm, nn.RMSNorm)):
-            continue
-        eps = eps_of(module)
-        if eps is not None:
-            # The object stays, so references to it hold.
-            module.__class__ = fused_class(FusedRMSNorm, type(module))  # type: ignore[arg-type]
-            module.fused_eps = eps  # type: ignore[assignment]
-            fused.append(name)
-    return fused
+    return exchange_classes(model, FusedRMSNorm, _norm_attributes)
+
+
+def _norm_attributes(module: nn.Module) -> dict[str, Any] | None:
+    eps = None if isinstance(module, nn.RMSNorm) else eps_of(module)
+    return None if eps is None else {"fused_eps": eps}
 
 
 class FusedRMSNorm(nn.Module):
@@ -54,12 +49,6 @@ class FusedRMSNorm(nn.Module):
         if hidden_states.is_cuda:
             return nn.functional.rms_norm(hidden_states, self.weight.shape, self.weight, self.fused_eps)
         return _OneOperator.apply(hidden_states, self.weight, self.fused_eps)  # type: ignore[no-untyped-call]
-
-
-@cache
-def fused_class(forward: type[nn.Module], original: type[nn.Module]) -> type[nn.Module]:
-    """Return a class of modules that have the forward of the first class, and are else as those of the second."""
-    return type(f"Fused{original.__name__}", (forward, original), {})
 
 
 def eps_of(module: nn.Module) -> float | None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.fake_tensors import aten
-from .fused_norms import fused_class
+from .fused_classes import exchange_classes
 
 
 def fuse_swiglu(model: nn.Module) -> list[str]:
@@ -34,17 +34,12 @@ def fuse_swiglu(model: nn.Module) -> list[str]:
     Returns:
         The names of the modules that were changed.
     """
-    fused = []
-    for name, module in model.named_modules():
-        if isinstance(module, FusedSwiGLU):
-            continue
-        layers = gate_up_down(module)
-        if layers is not None:
-            # The object stays, so references to it hold.
-            module.__class__ = fused_class(FusedSwiGLU, type(module))  # type: ignore[arg-type, assignment]
-            module.gate_up_down = layers  # type: ignore[assignment]
-            fused.append(name)
-    return fused
+    return exchange_classes(model, FusedSwiGLU, _mlp_attributes)
+
+
+def _mlp_attributes(module: nn.Module) -> dict[str, Any] | None:
+    layers = gate_up_down(module)
+    return None if layers is None else {"gate_up_down": layers}
 
 
 class FusedSwiGLU(nn.Module):
