@@ -327,8 +327,9 @@ class WrapPlan:
         if self.fsdp.backward_prefetch is not BackwardPrefetch.NO_PREFETCH:
             # Backward runs the units in the opposite order of their ends in forward.
             for earlier, unit in pairwise(sorted(self.gathered_units, key=lambda unit: unit.forward_end)):
-                # Prefetch starts in a unit's own backward, and gathers only what is needed and not gathered.
-                if unit.needed_in_backward and earlier.gathers_backward:
+                # Prefetch starts in a unit's own backward, and gathers what was freed and may be needed: also a unit
+                # whose output nothing reads, so that it has no backward (such as the last norm of Idefics' encoder).
+                if unit.needed_in_backward and earlier.needed_in_backward and earlier.reshard_after_forward:
                     ahead[unit.order] = earlier
         return ahead
 
