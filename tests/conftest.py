@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,19 @@ def pytest_runtest_call(item):
     elif processes.started:
         pytest.fail(f"not marked as real, but starts a process: {processes.started[0]}", pytrace=False)
     return result
+
+
+@pytest.fixture(autouse=True)
+def own_modules_leave(request):
+    """Remove the modules that a test has imported from its own folder: another test's may have the same names."""
+    if "tmp_path" not in request.fixturenames:
+        yield
+        return
+    folder = f"{request.getfixturevalue('tmp_path')}{os.sep}"
+    yield
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__dict__", {}).get("__file__")).startswith(folder):
+            del sys.modules[name]
 
 
 APART = {

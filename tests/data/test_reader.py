@@ -1,7 +1,6 @@
 """A person's own reader, `data.reader`: what its rows become, how they are dealt and held out, and its mistakes."""
 
 import pickle
-import sys
 import textwrap
 
 import pytest
@@ -89,8 +88,6 @@ def numbers():
 def module(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_rows.py").write_text(textwrap.dedent(MODULE))
-    yield
-    sys.modules.pop("my_rows", None)
 
 
 def open_both(reader, **changes):

@@ -26,8 +26,7 @@ def params(tmp_path, monkeypatch):
     write_json(folder / "status.json", {"status": "COMPLETED"})
     assert changed_code(Run(folder), params) == []
     write_code(folder, sources_of(params))
-    yield params
-    sys.modules.pop("my_adopted", None)
+    return params
 
 
 def test_a_run_with_own_code_that_was_edited_is_another_one(params, tmp_path):

@@ -116,7 +116,6 @@ def toy(tmp_path, monkeypatch):
     yield light(tmp_path / "runs", **{"launch.executor": TOY, "launch.ranks": 2, "train.steps": 100})
     scheduler.terminate()
     scheduler.wait(600)
-    sys.modules.pop("toy_scheduler", None)
 
 
 @pytest.mark.real
@@ -171,7 +170,6 @@ def test_a_mistake_in_a_launcher_is_told_before_anything_is_made(tmp_path, monke
     with pytest.raises(ParamError, match="launch.mem: '8G' has no effect: toy_scheduler:FolderQueue uses gpus_per_no"):
         launch(params, entry="tests.launch_entries:talk")
     assert not (tmp_path / "runs").exists()
-    sys.modules.pop("toy_scheduler", None)
 
 
 def test_ranks_of_an_own_launcher_are_known_without_running_it():

@@ -140,9 +140,7 @@ def quick(folder, tmp_path, monkeypatch):
     Path("my_call.py").write_text("import my_words\ndef call():\n    return my_words.WORDS")
     Path("my_words.py").write_text("WORDS = 'as launched'")
     changes = {"train.callbacks": "my_call:call", "launch.ranks": 1, "launch.folder": str(tmp_path / "runs")}
-    yield launch(RunParams().change(**changes), entry="tests.launch_entries:call_own_code")
-    for name in ("my_call", "my_words"):
-        sys.modules.pop(name, None)
+    return launch(RunParams().change(**changes), entry="tests.launch_entries:call_own_code")
 
 
 def last_words(run: Run) -> str:

@@ -2,7 +2,6 @@
 
 import csv
 import re
-import sys
 from itertools import islice
 
 import pytest
@@ -25,12 +24,10 @@ PAGE = PAGES / "own_code.md"
 def params(tmp_path, monkeypatch):
     """The choices of the page, for a small model, in a folder with the files of the page."""
     monkeypatch.chdir(tmp_path)
-    modules = []
     for block in blocks(PAGE, "python"):
         name = re.match(r"# (\w+)\.py\n", block)
         if name:
             (tmp_path / f"{name[1]}.py").write_text(block)
-            modules.append(name[1])
         else:
             exec(compile(block, PAGE.name, "exec"), {})
     (text,) = blocks(PAGE, "yaml")
@@ -41,9 +38,7 @@ def params(tmp_path, monkeypatch):
     changes |= {"train.metrics": "my_score:score", "train.keep_best": "right", "train.eval_every": 2}
     changes["train.callbacks"] += [{"call": "my_watch:Watch", "name": "perceiver.latents", "most": 0.0}]
     changes |= {"train.optimizer": "my_optimizer:build", "train.schedule": "my_optimizer:factor"}
-    yield tiny_run(tmp_path, **changes, **{"launch.ranks": 1, "train.steps": 6, "train.warmup_steps": 1})
-    for name in modules:
-        sys.modules.pop(name, None)
+    return tiny_run(tmp_path, **changes, **{"launch.ranks": 1, "train.steps": 6, "train.warmup_steps": 1})
 
 
 @pytest.mark.real

@@ -86,8 +86,6 @@ def make(size):
 def module(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("my_calls.py").write_text(textwrap.dedent(MODULE))
-    yield
-    sys.modules.pop("my_calls", None)
 
 
 def params(*callbacks) -> RunParams:

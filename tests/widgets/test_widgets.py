@@ -225,7 +225,6 @@ def test_presets_files_and_folders_of_runs_fill_the_form(tmp_path):
 @pytest.fixture
 def own_code(tmp_path, monkeypatch):
     """A folder with a reader, a callback, and a file that leaves a trace where it is imported."""
-    import sys
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_rows.py").write_text(
@@ -235,9 +234,7 @@ def own_code(tmp_path, monkeypatch):
     )
     (tmp_path / "my_log.py").write_text("class Log:\n    def on_save(self, step): ...\n")
     (tmp_path / "traced.py").write_text("open('imported', 'w').close()\ndef build(): ...\ndef read(): ...\n")
-    yield tmp_path
-    for name in ("my_rows", "my_log", "traced"):
-        sys.modules.pop(name, None)
+    return tmp_path
 
 
 def test_own_code_is_run_by_its_button_which_shows_what_is_there(small, own_code):
