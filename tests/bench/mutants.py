@@ -1,10 +1,14 @@
 """`python -m tests.bench.mutants --number 100`: change single lines of the core and the estimate; does a test fail?
 
 A changed program is called a mutant, and one that no test fails for a survivor. One process imports the package and
-collects the fast tests. For each mutant, a fork of it puts the changed function in place of the other and runs the
-tests that call it, the fastest first, so most mutants take a second. What is outside of functions (constants,
-defaults) is not changed. `--real` runs survivors against real tests, too, in a copy of the repository: that takes
-minutes for each. `--again OUT` tries the survivors of an earlier run, such as against all fast tests (`--tests tests`).
+collects the tests of the changed folders (`tests_of`). They run once unchanged, and each function notes its calls.
+For each mutant, a fork of the process puts the changed function in place of the other and runs the tests that call it,
+the fastest first, so most mutants take a second. What is outside of functions (constants, defaults) is not changed.
+
+Survivors of the fast tests are tried with `--real` against the real tests, too, and with `--extended` against those
+that only `make test-all` has: what only these kill is a hole in `make test`. Ranks of `on_ranks` are forks here, so
+they run the changed function; what starts in another way (runs, kernels, jobs of Slurm) runs the unchanged one.
+`--again OUT` tries the survivors of an earlier run, such as against all tests (`--tests tests`).
 Survivors in tests/files/equal_mutants.yaml are not tried: they have the same effect, and the file says why.
 """
 
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import ast
 import builtins
+import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -20,6 +25,7 @@ import inspect
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -27,92 +33,26 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import types
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.multiprocessing as mp
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROOMS = ("mmfsdp/core", "mmfsdp/backends", "mmfsdp/quantized", "mmfsdp/lint", "mmfsdp/predict")
 EQUAL = "tests/files/equal_mutants.yaml"
-CPU_LIMIT_S = 300
-"""Processor time of one mutant's tests: a change may make a loop that never ends."""
+LIMIT_S = 300
+"""Processor time of one mutant's tests of one stage: a change may make a loop that never ends."""
+STAGES = {"fast": "not real and not extended", "real": "real and not extended", "extended": "extended"}
+"""What a mutant is tried against, in this order, and the marks of these tests."""
 
-FAST_TESTS = [
-    "tests/core/test_plan.py",
-    "tests/core/test_lint.py",
-    "tests/core/test_model_record.py",
-    "tests/core/test_token_loss.py",
-    "tests/predict/test_estimate.py",
-    "tests/predict/test_gathers.py",
-    "tests/predict/test_plan_loss.py",
-    "tests/core/test_fake_ranks.py",
-    "tests/core/test_freeze.py",
-    "tests/models/test_loading.py",
-    "tests/train/test_measure.py",
-    "tests/core/test_options.py",
-    "tests/core/test_quantize.py",
-    "tests/core/test_scaler.py",
-    "tests/core/test_several_sources.py",
-    "tests/core/test_step.py",
-    "--deselect=tests/predict/test_vlms.py",
-    "--deselect=tests/core/test_plan.py::test_every_presets_plan_fits_the_page_and_tells_what_is_gathered_ahead",
-    "--deselect=tests/predict/test_estimate.py::test_the_chapter_on_scaling_shows_what_its_code_prints",
-]
-"""The fast tests that concern these rooms; without 50 model families and the large presets, which take a minute."""
-
-REAL_TESTS = {
-    "mmfsdp/core/collectives.py": ["tests/checkpoint/test_checkpoint.py", "tests/core/test_own_loop.py"],
-    "mmfsdp/core/before_step.py": ["tests/core/test_scaler.py", "tests/core/test_own_loop.py"],
-    "mmfsdp/core/checksums.py": ["tests/models/test_loading.py"],
-    "mmfsdp/core/freeze.py": ["tests/core/test_wrap.py"],
-    "mmfsdp/core/even_batches.py": ["tests/core/test_several_optimizers.py"],
-    "mmfsdp/core/several_optimizers.py": ["tests/core/test_several_optimizers.py"],
-    "mmfsdp/core/fsdp2.py": ["tests/core/test_wrap.py", "tests/core/test_reshard.py"],
-    "mmfsdp/core/gradient_sync.py": ["tests/core/test_random_trees.py", "tests/core/test_own_loop.py"],
-    "mmfsdp/core/group.py": ["tests/core/test_random_trees.py", "tests/core/test_wrap.py"],
-    "mmfsdp/core/inference.py": ["tests/core/test_own_loop.py", "tests/core/test_wrap.py"],
-    "mmfsdp/quantized/int8.py": ["tests/core/test_quantize.py", "tests/core/test_wrap.py"],
-    "mmfsdp/core/guards.py": ["tests/core/test_wrap.py", "tests/core/test_random_trees.py"],
-    "mmfsdp/core/unit_rules.py": ["tests/predict/test_predicted_equals_measured.py"],
-    "mmfsdp/core/micro_batch.py": ["tests/core/test_several_sources.py", "tests/core/test_own_loop.py"],
-    "mmfsdp/core/model_record.py": ["tests/core/test_own_loop.py"],
-    "mmfsdp/core/names.py": ["tests/core/test_wrap.py"],
-    "mmfsdp/quantized/nf4.py": ["tests/core/test_quantize.py", "tests/core/test_wrap.py"],
-    "mmfsdp/core/optimizer_states.py": ["tests/core/test_wrap.py", "tests/train/test_optimizers.py"],
-    "mmfsdp/quantized/nf4_kernel.py": ["tests/core/test_quantize.py"],
-    "mmfsdp/core/parameters.py": ["tests/core/test_parameters.py"],
-    "mmfsdp/core/plan.py": ["tests/core/test_random_trees.py", "tests/train/test_measure.py"],
-    "mmfsdp/core/planner.py": ["tests/core/test_random_trees.py", "tests/core/test_wrap.py"],
-    "mmfsdp/core/fake_tensors.py": ["tests/core/test_random_trees.py", "tests/core/test_wrap.py"],
-    "mmfsdp/core/precision.py": ["tests/train/test_own_model.py"],
-    "mmfsdp/core/quantize.py": ["tests/core/test_wrap.py"],
-    "mmfsdp/core/recompute.py": ["tests/core/test_recompute.py", "tests/predict/test_predicted_equals_measured.py"],
-    "mmfsdp/core/reshard.py": ["tests/core/test_own_loop.py"],
-    "mmfsdp/core/same_parts.py": ["tests/core/test_same_parts.py"],
-    "mmfsdp/core/shared_files.py": ["tests/models/test_loading.py"],
-    "mmfsdp/core/step.py": [
-        "tests/core/test_several_sources.py",
-        "tests/core/test_scaler.py",
-        "tests/core/test_own_loop.py",
-    ],
-    "mmfsdp/core/step_batch.py": ["tests/core/test_several_sources.py", "tests/models/test_loss_in_head.py"],
-    "mmfsdp/core/token_loss.py": ["tests/models/test_loss_in_head.py"],
-    "mmfsdp/core/trace.py": ["tests/core/test_random_trees.py", "tests/core/test_wrap.py"],
-    "mmfsdp/core/units.py": ["tests/core/test_random_trees.py", "tests/predict/test_predicted_equals_measured.py"],
-    "mmfsdp/core/weights.py": ["tests/core/test_wrap.py", "tests/models/test_loading.py"],
-    "mmfsdp/core/written_state.py": ["tests/core/test_written_state.py"],
-    "mmfsdp/core/wrap.py": ["tests/core/test_wrap.py", "tests/models/test_wrap_fsdp.py"],
-    "mmfsdp/backends": ["tests/core/test_wrap.py", "tests/predict/test_predicted_equals_measured.py"],
-    "mmfsdp/lint": ["tests/core/test_random_trees.py"],
-    "mmfsdp/predict": ["tests/predict/test_predicted_equals_measured.py", "tests/train/test_measure.py"],
-}
-"""Real tests of a file, or of all files of a folder."""
 COMPILED = "mmfsdp/quantized/nf4_kernel.py"
 """triton compiles this file from its source, so its mutants are tried in a copy of the repository only."""
 
@@ -273,11 +213,13 @@ def noting_calls(file: str, source: str) -> str:
 class Mutants:
     """A plugin of pytest that tries mutants in place of running the collected tests once.
 
-    out: the file that has the rows of all mutants tried so far, as JSON.
+    stages: those of STAGES that are tried, each only with the survivors of the one before.
+    out: the file that has the rows of all mutants, as JSON.
     """
 
-    def __init__(self, mutants: list[Mutant], copy: Path, out: Path, *, real: bool) -> None:
-        self.mutants, self.copy, self.out, self.real = mutants, copy, out, real
+    def __init__(self, mutants: list[Mutant], folder: Path, out: Path, *, stages: list[str], limit_s: int) -> None:
+        self.mutants, self.folder, self.out = mutants, folder, out
+        self.stages, self.limit_s = stages, limit_s
         self.equal = equal_mutants()
         self.rows: list[dict[str, Any]] = []
         self.calls: dict[str, set[str]] = {}
@@ -291,84 +233,183 @@ class Mutants:
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0) + report.duration
 
     def pytest_runtestloop(self, session: Any) -> bool:
-        """Run all tests once to see what they call, then try each mutant."""
-        found = in_child(lambda: self._look(session.items), limit_s=3600)
+        """Try each mutant against each stage's tests, which run once before to see what they call."""
+        fork_ranks(self.folder)
+        all_items = list(session.items)
+        for mutant in self.mutants:
+            before, after = mutant.lines((ROOT / mutant.file).read_text())
+            reason = self.equal.get((mutant.file, before, after))
+            end = f"equal: {reason}" if reason else "survived:"
+            self.rows.append({"file": mutant.file, "number": mutant.line, "line": before, "changed": after, "end": end})
+        for stage in self.stages:
+            session.items = [item for item in all_items if stage_of(item) == stage]  # fixtures ask which are selected
+            survivors = [(m, row) for m, row in zip(self.mutants, self.rows, strict=True) if survived(row)]
+            if survivors and session.items:
+                self._look(session.items)
+                for mutant, row in survivors:
+                    self._try_stage(mutant, row, stage, session.items)
+        return True
+
+    def _look(self, items: list[Any]) -> None:
+        """Run all tests once, without a change, to see what each calls and how long it takes."""
+        found = in_child(lambda: self._calls_of(items), limit_s=3600)
         if found is None:
             raise RuntimeError("the tests crash without any change")
         for test in found["failed"]:
             print(f"left out, since it fails without any change: {test}")
         self.calls = {test: set(names) for test, names in found["calls"].items() if test not in found["failed"]}
         self.seconds = found["seconds"]
-        for mutant in self.mutants:
-            start = time.monotonic()
-            before, after = mutant.lines((ROOT / mutant.file).read_text())
-            reason = self.equal.get((mutant.file, before, after))
-            end = f"equal: {reason}" if reason else self._try(mutant, session.items)
-            self.rows.append({"file": mutant.file, "number": mutant.line, "line": before, "changed": after, "end": end})
-            print(f"{mutant.file}:{mutant.line} ({time.monotonic() - start:.0f} s)\n  - {before}\n  + {after}\n  {end}")
-            sys.stdout.flush()
-            self.out.write_text(json.dumps(self.rows, indent=1))
-        return True
 
-    def _look(self, items: list[Any]) -> dict[str, Any]:
-        called = vars(builtins)["_called"]
+    def _calls_of(self, items: list[Any]) -> dict[str, Any]:
+        called = vars(builtins).setdefault("_called", set())
         calls = {}
         failed = []
         for item, following in zip(items, [*items[1:], None], strict=True):
             called.clear()
             self.failed = ""
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            calls[item.nodeid] = sorted(called)
+            calls[item.nodeid] = sorted(called | calls_of_ranks(self.folder))
             if self.failed:
                 failed.append(item.nodeid)
+        # A fixture of a file is set up in the first test that uses it, and all that use it see the result.
+        for item in items:
+            shared = calls_in_fixtures(item, items, calls)
+            calls[item.nodeid] = sorted({*calls[item.nodeid], *shared})
         return {"calls": calls, "seconds": self.seconds, "failed": failed}
 
-    def _try(self, mutant: Mutant, items: list[Any]) -> str:
-        """Return what became of a mutant: the first test that failed, or 'survived'."""
-        calling = [item for item in items if f"{mutant.file}:{mutant.function}" in self.calls.get(item.nodeid, ())]
-        calling.sort(key=lambda item: self.seconds.get(item.nodeid, 0))
+    def _try_stage(self, mutant: Mutant, row: dict[str, Any], stage: str, items: list[Any]) -> None:
+        start = time.monotonic()
+        end = self._try(mutant, stage, items)
+        row["end"] = f"{row['end']} {end}" if end[0].isdigit() else f"{stage}: {end}"
+        took = f"{mutant.file}:{mutant.line} ({time.monotonic() - start:.0f} s)"
+        print(f"{took}\n  - {row['line']}\n  + {row['changed']}\n  {row['end']}")
+        sys.stdout.flush()
+        self.out.write_text(json.dumps(self.rows, indent=1))
 
+    def _try(self, mutant: Mutant, stage: str, items: list[Any]) -> str:
+        """Return the first test that failed, or how many were tried."""
         if mutant.file == COMPILED:
-            return first_failure_in_copy(mutant, self.copy, "not extended") or "survived the tests in a copy"
+            return (
+                first_failure_in_copy(mutant, self.folder / "copy", STAGES[stage])
+                or f"0 {stage} tests here, and all in a copy"
+            )
+        calling = [item for item in items if f"{mutant.file}:{mutant.function}" in self.calls.get(item.nodeid, ())]
+        if stage == "fast":
+            calling.sort(key=lambda item: self.seconds.get(item.nodeid, 0))
+        else:  # tests of one file share a start of ranks: file by file
+            seconds: dict[Path, float] = defaultdict(float)
+            for item in calling:
+                seconds[item.path] += self.seconds.get(item.nodeid, 0)
+            calling.sort(key=lambda item: (seconds[item.path], str(item.path)))
         replacements = list(changed_functions(mutant))
+        if not calling:
+            return f"0 of 0 {stage} tests"
 
-        def run() -> str:
+        def run() -> dict[str, Any]:
             self.failed = ""
+            tried = 0
+            calling[0].session.items = calling
             for function, code in replacements:
                 function.__code__ = code
-            for item in calling:
-                item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+            for item, following in zip(calling, [*calling[1:], None], strict=True):
+                if sum(os.times()[:4]) > self.limit_s:
+                    break
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                tried += 1
                 if self.failed:
                     break
-            return self.failed
+            return {"failed": self.failed, "tried": tried}
 
-        end = in_child(run, limit_s=CPU_LIMIT_S)
+        end = in_child(run, limit_s=self.limit_s)
         if end is None:
             return "its tests ended by a crash or after their time"
-        if end:
-            return str(end)
-        if self.real and (end := first_failure_in_copy(mutant, self.copy, "real and not extended")):
-            return end
-        return f"survived {len(calling)} fast tests"
+        return end["failed"] or f"{end['tried']} of {len(calling)} {stage} tests"
+
+
+def survived(row: dict[str, Any]) -> bool:
+    """Return whether no test has failed for a mutant yet."""
+    return row["end"].startswith("survived")
+
+
+def stage_of(item: Any) -> str:
+    """Return the stage of STAGES that a collected test belongs to."""
+    if item.get_closest_marker("extended"):
+        return "extended"
+    return "real" if item.get_closest_marker("real") else "fast"
+
+
+def calls_in_fixtures(item: Any, items: list[Any], calls: dict[str, Any]) -> set[str]:
+    """Return what the tests call that set up the shared fixtures of this one: the first of its file that use them."""
+    shared = set()
+    for name, definitions in item._fixtureinfo.name2fixturedefs.items():
+        if definitions[-1].scope == "module":
+            first = next(other for other in items if other.path == item.path and name in other.fixturenames)
+            shared |= set(calls[first.nodeid])
+    return shared
 
 
 def in_child(work: Callable[[], Any], *, limit_s: int) -> Any:
-    """Return what `work()` returns in a fork of this process; None if the fork is killed or runs for too long."""
+    """Return what `work()` returns in a fork of this process; None if the fork is killed or runs for too long.
+
+    limit_s: its processor time; of time on the clock it has three times as many, since a change may make a wait that
+    never ends. Ranks that it has forked end with it.
+    """
     with tempfile.NamedTemporaryFile() as file:
         child = os.fork()
         if child == 0:
             try:
-                resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
-                signal.alarm(3 * limit_s)  # of time: a change may make a wait that never ends
+                os.setpgid(0, 0)
+                resource.setrlimit(resource.RLIMIT_CPU, (limit_s + 10, limit_s + 10))
+                signal.alarm(3 * limit_s)
                 nothing = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nothing, 1)
                 os.dup2(nothing, 2)
-                Path(file.name).write_text(json.dumps(work()))
+                Path(file.name).write_text(json.dumps({"result": work()}))
+            except Exception:  # of this tool: pytest has noted those of tests
+                Path(file.name).write_text(json.dumps({"error": traceback.format_exc()}))
             finally:
                 os._exit(0)
         os.waitpid(child, 0)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
         text = Path(file.name).read_text()
-        return json.loads(text) if text else None
+    end = json.loads(text) if text else {"result": None}
+    if "error" in end:
+        raise RuntimeError(end["error"])
+    return end["result"]
+
+
+def fork_ranks(folder: Path) -> None:
+    """Have `on_ranks` fork its ranks from this process, so that they run changed functions; they note what they call.
+
+    folder: where their notes are, for `calls_of_ranks`.
+    """
+    from mmfsdp.kit import spawn_ranks  # only now, when NotingFinder loads what it imports
+
+    start_processes = mp.start_processes
+
+    def start(work: Callable[..., None], *args: Any, **options: Any) -> Any:
+        def noting(*values: Any) -> None:
+            called = vars(builtins).setdefault("_called", set())
+            called.clear()
+            try:
+                work(*values)
+            finally:
+                (folder / f"{os.getpid()}.calls").write_text(json.dumps(sorted(called)))
+
+        return start_processes(noting, *args, **options | {"start_method": "fork"})
+
+    mp.start_processes = start
+    spawn_ranks.start_fork_server = lambda: None
+
+
+def calls_of_ranks(folder: Path) -> set[str]:
+    """Return what the ranks have called that ended since the last time."""
+    calls: set[str] = set()
+    for notes in folder.glob("*.calls"):
+        calls |= set(json.loads(notes.read_text()))
+        notes.unlink()
+    return calls
 
 
 def changed_functions(mutant: Mutant) -> Iterator[tuple[types.FunctionType, types.CodeType]]:
@@ -376,7 +417,8 @@ def changed_functions(mutant: Mutant) -> Iterator[tuple[types.FunctionType, type
 
     Raises LookupError if there is none.
     """
-    module = importlib.import_module(mutant.file.removesuffix(".py").replace("/", "."))
+    name = mutant.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    module = importlib.import_module(name)
     codes = dict(_codes(compile(mutant.apply((ROOT / mutant.file).read_text()), str(module.__file__), "exec")))
     functions = [f for f in _functions(vars(module).values(), module.__name__) if f.__name__ == mutant.function]
     functions = [f for f in functions if f.__qualname__ in codes]  # a dataclass has methods that stand in no file
@@ -409,7 +451,7 @@ def _functions(values: Iterable[Any], module: str) -> Iterator[types.FunctionTyp
 
 
 def first_failure_in_copy(mutant: Mutant, copy: Path, marks: str) -> str:
-    """Run tests of a mutant's file, from REAL_TESTS and with these marks, in a copy of the repository.
+    """Run the tests of a mutant's folder, with these marks, in a copy of the repository.
 
     Returns the first that fails, or ''.
     """
@@ -419,7 +461,7 @@ def first_failure_in_copy(mutant: Mutant, copy: Path, marks: str) -> str:
     source = (copy / mutant.file).read_text()
     (copy / mutant.file).write_text(mutant.apply(source))
     try:
-        files = REAL_TESTS.get(mutant.file) or REAL_TESTS[mutant.file.rpartition("/")[0]]
+        files = tests_of([mutant.file.rpartition("/")[0]])
         command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-m", marks, *files]
         environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
@@ -428,9 +470,9 @@ def first_failure_in_copy(mutant: Mutant, copy: Path, marks: str) -> str:
     for line in done.stdout.splitlines():
         if line.startswith(("FAILED ", "ERROR ")):
             return line.split()[1]
-    if done.returncode not in (0, 1):
+    if done.returncode not in (0, 1, 5):  # 5: no test has these marks
         raise RuntimeError(f"pytest ended with {done.returncode}: {done.stdout[-2000:]}")
-    return "fails" if done.returncode else ""
+    return "fails" if done.returncode == 1 else ""
 
 
 class NotingLoader(importlib.machinery.SourceFileLoader):
@@ -444,16 +486,34 @@ class NotingLoader(importlib.machinery.SourceFileLoader):
 
 
 class NotingFinder(importlib.abc.MetaPathFinder):
-    """Finds the modules of ROOMS for NotingLoader."""
+    """Finds the modules of some files for NotingLoader."""
+
+    def __init__(self, files: set[str]) -> None:
+        self.files = files - {COMPILED}
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        """Return a spec for a module of ROOMS, None for others and for COMPILED."""
-        file = ROOT / (fullname.replace(".", "/") + ".py")
-        if file.parent not in {ROOT / room for room in ROOMS} or not file.exists():
-            return None
-        if file == ROOT / COMPILED:
-            return None
-        return importlib.util.spec_from_file_location(fullname, file, loader=NotingLoader(fullname, str(file)))
+        """Return a spec for a module of these files, None for others."""
+        for file in (fullname.replace(".", "/") + ".py", fullname.replace(".", "/") + "/__init__.py"):
+            if file in self.files:
+                return importlib.util.spec_from_file_location(
+                    fullname, ROOT / file, loader=NotingLoader(fullname, str(ROOT / file))
+                )
+        return None
+
+
+def tests_of(rooms: Iterable[str]) -> list[str]:
+    """Return the files of tests that concern some folders of the package, such as mmfsdp/core.
+
+    They stand in a folder of the same name, or import a module of these folders.
+    """
+    names = {Path(room).name for room in rooms}
+    modules = "|".join(re.escape(room.replace("/", ".")) for room in rooms)
+    imports = re.compile(rf"^\s*(from|import) ({modules})\b", re.MULTILINE)
+    files = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        if path.parent.name in names or imports.search(path.read_text(encoding="utf-8")):
+            files.append(path.relative_to(ROOT).as_posix())
+    return files
 
 
 def equal_mutants() -> dict[tuple[str, str, str], str]:
@@ -462,14 +522,16 @@ def equal_mutants() -> dict[tuple[str, str, str], str]:
     return {(row["file"], row["line"], row["changed"]): row["why"] for row in rows}
 
 
-def all_mutants(file: str = "") -> list[Mutant]:
-    """Return the mutants of all files of ROOMS, or of those with this in their path."""
+def all_mutants(parts: Sequence[str] = ()) -> list[Mutant]:
+    """Return the mutants of all files of ROOMS, or of those of the package with one of these parts in their path."""
+    if parts:
+        everything = sorted((ROOT / "mmfsdp").rglob("*.py"))
+        paths = [path for path in everything if any(part in path.relative_to(ROOT).as_posix() for part in parts)]
+    else:
+        paths = [path for room in ROOMS for path in sorted((ROOT / room).glob("*.py"))]
     mutants = []
-    for room in ROOMS:
-        for path in sorted((ROOT / room).glob("*.py")):
-            name = path.relative_to(ROOT).as_posix()
-            if file in name:
-                mutants += mutants_of(name, path.read_text())
+    for path in paths:
+        mutants += mutants_of(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
     return mutants
 
 
@@ -478,29 +540,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--number", type=int, default=100, help="how many to draw")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--file", default="", help="of this file only, such as core/group.py")
+    parser.add_argument("--file", nargs="+", default=[], help="of files with this in their path, such as core/group.py")
     parser.add_argument("--again", type=Path, metavar="OUT", help="the survivors in this file, in place of a draw")
-    parser.add_argument("--real", action="store_true", help="run survivors against real tests, too")
-    parser.add_argument("--tests", nargs="+", default=FAST_TESTS, help="files of fast tests")
+    parser.add_argument("--real", action="store_true", help="try survivors against real tests, too")
+    parser.add_argument("--extended", action="store_true", help="and then against tests that make test leaves out")
+    parser.add_argument("--limit", type=int, default=LIMIT_S, help="processor seconds of a mutant's tests of each kind")
+    parser.add_argument("--tests", nargs="+", default=[], help="tests; default: those of the changed folders")
     parser.add_argument("--out", type=Path, default=Path("mutants.json"))
     options = parser.parse_args()
 
     mutants = all_mutants(options.file)
     if options.again:
         rows = json.loads(options.again.read_text())
-        survivors = {(row["file"], row["line"], row["changed"]) for row in rows if row["end"].startswith("survived")}
+        survivors = {(row["file"], row["line"], row["changed"]) for row in rows if survived(row)}
         mutants = [m for m in mutants if (m.file, *m.lines((ROOT / m.file).read_text())) in survivors]
     else:
         mutants = draw(mutants, options.number, options.seed)
 
-    sys.meta_path.insert(0, NotingFinder())
+    stages = ["fast", *["real"] * options.real, *["extended"] * options.extended]
+    files = {mutant.file for mutant in mutants}
+    tests = options.tests or tests_of({*ROOMS, *(file.rpartition("/")[0] for file in files)})
+    sys.meta_path.insert(0, NotingFinder(files))
     with tempfile.TemporaryDirectory() as folder:
-        plugin = Mutants(mutants, Path(folder) / "copy", options.out, real=options.real)
-        arguments = ["-q", "-m", "not real", "-p", "no:cacheprovider", "-p", "no:xdist", "-s"]
-        status = pytest.main([*arguments, *options.tests], plugins=[plugin])
-    ends = [row["end"].partition(" ")[0] for row in plugin.rows]
-    equal, survivors = ends.count("equal:"), ends.count("survived")
-    print(f"{len(ends)} of {len(mutants)} mutants: {equal} are equal, {survivors} survive (pytest: {int(status)})")
+        plugin = Mutants(mutants, Path(folder), options.out, stages=stages, limit_s=options.limit)
+        marks = " or ".join(f"({STAGES[stage]})" for stage in stages)
+        arguments = ["-q", "-m", marks, "-p", "no:cacheprovider", "-p", "no:xdist", "-s"]
+        status = pytest.main([*arguments, *tests], plugins=[plugin])
+    counts = Counter(row["end"].partition(":")[0] for row in plugin.rows)
+    ends = ", ".join(f"{kind} {count}" for kind, count in counts.most_common())
+    print(f"{len(mutants)} mutants: {ends} (pytest: {int(status)})")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import signal
 import weakref
 from pathlib import Path
 
@@ -26,7 +27,16 @@ from mmfsdp.params import FSDPParams, ParamError, load
 from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate
 from mmfsdp.predict.memory_events import record_memory
-from tests.bench.mutants import FAST_TESTS, REAL_TESTS, all_mutants, equal_mutants, mutants_of, noting_calls
+from tests.bench.mutants import (
+    ROOMS,
+    all_mutants,
+    equal_mutants,
+    in_child,
+    mutants_of,
+    noting_calls,
+    stage_of,
+    tests_of,
+)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -221,10 +231,27 @@ def test_each_mutant_that_is_said_to_be_equal_is_one_of_a_line_that_is_still_the
     assert all(len(reason) > 20 for reason in equal.values())
 
 
-def test_each_file_that_is_changed_has_real_tests_that_exist():
-    for mutant in all_mutants():
-        assert mutant.file in REAL_TESTS or mutant.file.rpartition("/")[0] in REAL_TESTS, mutant.file
-    for files in REAL_TESTS.values():
-        assert all((ROOT / file).exists() for file in files)
-    for words in FAST_TESTS:
-        assert (ROOT / words.removeprefix("--deselect=").partition("::")[0]).exists(), words
+def test_a_changed_folder_is_tried_against_the_tests_of_its_folder_and_those_that_import_it():
+    found = tests_of(ROOMS)
+    for folder in ("core", "predict"):
+        assert {f"tests/{folder}/{path.name}" for path in (ROOT / "tests" / folder).glob("test_*.py")} <= set(found)
+    assert {"tests/models/test_loading.py", "tests/train/test_prepare.py"} <= set(found)
+    assert "tests/run/test_fork.py" not in found
+    assert tests_of(["mmfsdp/quantized"]) == ["tests/core/test_quantize.py"]
+
+
+def test_a_mutants_tests_are_fast_ones_then_real_ones_then_those_of_make_test_all(request):
+    class Marked:
+        def __init__(self, *marks: str) -> None:
+            self.get_closest_marker = marks.__contains__
+
+    assert [stage_of(Marked(*marks)) for marks in ((), ("real",), ("real", "extended"), ("extended",))] == [
+        *("fast", "real", "extended", "extended"),
+    ]
+
+
+def test_an_error_of_the_tool_itself_is_no_killed_mutant():
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        in_child(lambda: 1 // 0, limit_s=60)
+    assert in_child(lambda: os.kill(os.getpid(), signal.SIGKILL), limit_s=60) is None
+    assert in_child(lambda: 3, limit_s=60) == 3
