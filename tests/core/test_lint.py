@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from mmfsdp.core.freeze import freeze
+from mmfsdp.core.guards import list_all, some
 from mmfsdp.core.micro_batch import check_loss
 from mmfsdp.core.names import plain_name
 from mmfsdp.core.step import train_step
@@ -416,3 +417,15 @@ def test_the_variable_that_the_lint_names_switches_tf32_on():
     environment = {**os.environ, "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.stdout == "high\n", done.stderr
+
+
+def test_many_names_that_differ_only_in_numbers_are_listed_as_one():
+    few = ["layers.0.weight", "layers.1.weight", "head"]
+    assert list_all(few) == "layers.0.weight, layers.1.weight, head"
+    many = [f"layers.{i}.mlp.{j}.weight" for i in range(14) for j in range(2)]
+    assert list_all(["scale", *many, "head"]) == "scale, 28 x layers.*.mlp.*.weight, head"
+
+
+def test_of_more_than_two_names_two_are_said_and_the_others_counted():
+    assert some(["a", "b"]) == "a, b"
+    assert some(["a", "b", "c", "d"]) == "a, b and 2 more"
