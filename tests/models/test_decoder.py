@@ -40,7 +40,8 @@ def test_layers_can_be_named(text_only):
 def test_arguments_are_handed_down_or_added_for_the_call(family, text_only):
     model = text_only(family)
     _, layers = decoder_layers(model)
-    assert passes_to_layers(model, layers[0], media=None) == (family != "mpt")
+    with layers[1].register_forward_pre_hook(lambda *_: pytest.fail("the first layer has told it")):
+        assert passes_to_layers(model, layers[0], media=None) == (family != "mpt")
     got = []
     for layer in layers:
         layer.register_forward_pre_hook(lambda _, __, kwargs: got.append(kwargs.pop("media", None)), with_kwargs=True)

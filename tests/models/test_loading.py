@@ -25,6 +25,7 @@ from mmfsdp.core.quantize import quantize_model
 from mmfsdp.core.wrap import apply_plan
 from mmfsdp.kit.models import build_language
 from mmfsdp.kit.models.build import build_model, open_model
+from mmfsdp.kit.models.kinds import kind_of
 from mmfsdp.kit.models.weight_files import Weights, tensor_sources
 from mmfsdp.kit.train.cpu_memory import cpu_memory
 from mmfsdp.kit.train.job import build
@@ -251,6 +252,26 @@ def test_weights_that_are_damaged_missing_or_misshaped_are_named(params, tmp_pat
     assert open_model(lacks.model)[2] is None
     with pytest.raises(ParamError, match="language.weights: .* lacks 1 weights, such as model.layers"):
         build_model(lacks.model)
+
+
+def test_a_model_that_files_do_not_hold_is_known_before_it_is_built(params, tmp_path):
+    def is_built_whole(params: RunParams) -> bool:
+        return kind_of(params.model).is_built_whole(params.model)
+
+    assert not is_built_whole(params)
+    assert not is_built_whole(params.change(**{"model.vision.weights": "somebody/tower"})), "the hub is not asked"
+    random = params.change(**{"model.vision.weights": None})
+    folder = shutil.copytree(params.model.language.weights, tmp_path / "other_files")
+    for path in folder.glob("*.safetensors*"):
+        path.rename(path.with_suffix(".bin"))
+    for without in (random, params.change(**{"model.language.weights": str(folder)})):
+        assert is_built_whole(without) and open_model(without.model)[2] is None
+    path = next(Path(shutil.copytree(params.model.language.weights, tmp_path / "torn")).glob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-100])
+    torn = random.change(**{"model.language.weights": str(path.parent)})
+    for ask in (is_built_whole, lambda params: open_model(params.model)):
+        with pytest.raises(ParamError, match=f"language.weights: .*{path.name} is not complete"):
+            ask(torn)
 
 
 def test_what_no_file_holds_begins_as_its_module_does(params):

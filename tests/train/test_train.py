@@ -14,6 +14,7 @@ from mmfsdp.kit import train
 from mmfsdp.kit.run.files.folder import read_metrics
 from mmfsdp.kit.run.files.stages import STAGES, progress_of
 from mmfsdp.kit.run.ranks.hang import Heartbeat
+from mmfsdp.kit.train import job
 from mmfsdp.kit.train.process_group import pick_device, process_group
 from tests.tiny_run import as_rank, free_port, tiny_run
 
@@ -45,6 +46,8 @@ def test_a_run_leaves_metrics_a_plan_a_result_and_checkpoints(go, monkeypatch):
     reports = []
     report = Heartbeat.__call__
     monkeypatch.setattr(Heartbeat, "__call__", lambda beat, words: (reports.append(words), report(beat, words)))
+    known = "the files of its language model alone hold no model: rank 0 need not build it without weights first"
+    monkeypatch.setattr(job, "open_model", lambda *_, **__: pytest.fail(known))
     folder = go(**{"train.keep_last": 2})
     stages = list(dict.fromkeys(words.partition(" ")[0].rstrip(":") for words in reports))
     # Each is known, and in the order in which they are shown; `importing` comes before this function is imported.

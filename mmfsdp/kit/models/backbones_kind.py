@@ -23,7 +23,7 @@ from .generated import resolve_generated
 from .kinds import Built, Kind, check_room
 from .loss_in_head import loss_in_head
 from .media_model import MediaModel
-from .weight_files import tensor_sources
+from .weight_files import no_tensor_sources, tensor_sources
 
 
 class BackbonesKind(Kind):
@@ -64,6 +64,11 @@ class BackbonesKind(Kind):
         if processor is not None:
             processor.gives_loss_positions = not model.whole_logits
         return Built(model, processor, sources)
+
+    def is_built_whole(self, params: ModelParams) -> bool:
+        """Return True if one of the backbones has random weights, or weights in other files than safetensors."""
+        parts = {part: resolve_generated(params, part) for part in self.generated}
+        return no_tensor_sources({part: backbone.weights for part, backbone in parts.items()})
 
     def example(
         self,

@@ -165,16 +165,25 @@ def decoder_layers(model: PreTrainedModel, name: str | None = None) -> tuple[str
 
 
 def passes_to_layers(model: PreTrainedModel, layer: nn.Module, **extra: Any) -> bool:
-    """Return whether keyword arguments of the model's forward reach `layer`, by one forward on the meta device."""
-    received: dict[str, Any] = {}
+    """Return whether keyword arguments of the model's forward reach `layer`, by a forward on the meta device."""
+    received: set[str] = set()
+
+    def note(_: nn.Module, __: Any, kwargs: dict[str, Any]) -> None:
+        received.update(kwargs)
+        raise _LayerReached
+
     ids = torch.zeros(1, 2, dtype=torch.long, device="meta")
-    with layer.register_forward_pre_hook(lambda _, __, kwargs: received.update(kwargs), with_kwargs=True):
+    with layer.register_forward_pre_hook(note, with_kwargs=True):
         try:
             # With a cache, because without one transformers looks into position_ids, which meta tensors forbid.
             run_on_meta(model, input_ids=ids, use_cache=True, **extra)
-        except (TypeError, KeyError):  # refused by the model's forward, or missed by the layer
-            return False
-    return received.keys() >= extra.keys()
+        except (_LayerReached, TypeError):  # TypeError: refused by the model's forward
+            pass
+    return received >= extra.keys()
+
+
+class _LayerReached(Exception):
+    """Ends a forward at the layer that it was run for: all that comes after it takes time for nothing."""
 
 
 @contextmanager

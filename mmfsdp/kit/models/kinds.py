@@ -57,6 +57,13 @@ class Kind(ABC):
         meta: on the meta device. download: what is not on this machine may be fetched. Raises ParamError.
         """
 
+    def is_built_whole(self, params: ModelParams) -> bool:
+        """Return True if `build` is known to find no sources of the tensors. Raises ParamError for a damaged file.
+
+        Rank 0 then need not build the model on the meta device first, to ask for them.
+        """
+        return False
+
     def freeze_patterns(self, model: nn.Module, patterns: tuple[str, ...]) -> tuple[str, ...]:
         """Return the patterns of `model.freeze` as patterns of the model's own parameter names. Raises ParamError."""
         return patterns

@@ -22,6 +22,7 @@ from .few_layers import json_values, shallow_config
 from .from_transformers import build_vlm, check_calls, spell_out_parts, vlm_config
 from .generated import resolve_generated
 from .kinds import Built, Kind, check_room
+from .weight_files import no_tensor_sources
 
 
 class TransformersKind(Kind):
@@ -38,6 +39,11 @@ class TransformersKind(Kind):
         """Build the model by its name, its folder or its configuration."""
         whole = resolve_generated(params, "model", meta=not download)
         return Built(*build_vlm(whole, meta=meta, download=download, read=read))
+
+    def is_built_whole(self, params: ModelParams) -> bool:
+        """Return True if the model has random weights, or weights in other files than safetensors."""
+        whole = resolve_generated(params, "model")
+        return no_tensor_sources({"model": whole.weights or whole.name or None})
 
     def freeze_patterns(self, model: nn.Module, patterns: tuple[str, ...]) -> tuple[str, ...]:
         """Return the patterns with vision, projector, language and lora spelled out."""

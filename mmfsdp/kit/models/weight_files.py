@@ -9,7 +9,7 @@ import copy
 import json
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,16 +128,7 @@ def tensor_sources(module: nn.Module, source: str | None, field: str) -> list[Te
     The files may use transformers' or open_clip's names. Returns None if they do not have all tensors by these names,
     so that only the library can load them. Raises ParamError naming a damaged file, or a tensor of another shape.
     """
-    stored: dict[str, tuple[Path, list[int]]] = {}
-    for path in _files(source):
-        try:
-            with safe_open(path, "pt") as file:
-                for key in file.keys():
-                    stored[key] = (path, file.get_slice(key).get_shape())
-        except (SafetensorError, OSError) as error:
-            known = what_is_file(path) if path.is_file() else ""
-            words = known or f"is not complete or not readable ({error})"
-            raise ParamError(f"{field}.weights", f"{path} {words}") from None
+    stored = _stored_tensors(source, field)
     computed = _computed_buffers(module)
     if computed is None:
         return None
@@ -159,6 +150,40 @@ def tensor_sources(module: nn.Module, source: str | None, field: str) -> list[Te
                     raise ParamError(f"{field}.config", f"{found.key} is {shapes}; correct config or remove it")
             return computed + sources
     return None
+
+
+def no_tensor_sources(places: Mapping[str, str | None]) -> bool:
+    """Return True if `tensor_sources` is known to return None for one of several backbones, before any is built.
+
+    Hub names are not looked up. Raises ParamError naming a damaged file of any of them, as `tensor_sources` does.
+
+    places: the folder or hub name of each backbone's weights, by its field.
+    """
+    if not any(map(_is_without_files, places.values())):
+        return False
+    for field, source in places.items():
+        _stored_tensors(source, field)
+    return True
+
+
+def _is_without_files(source: str | None) -> bool:
+    is_hub_name = source is not None and "/" in source and not Path(source).is_dir()
+    return not is_hub_name and not _files(source)
+
+
+def _stored_tensors(source: str | None, field: str) -> dict[str, tuple[Path, list[int]]]:
+    """Return the file and the shape of each tensor in safetensors files, by the name that it has there."""
+    stored: dict[str, tuple[Path, list[int]]] = {}
+    for path in _files(source):
+        try:
+            with safe_open(path, "pt") as file:
+                for key in file.keys():
+                    stored[key] = (path, file.get_slice(key).get_shape())
+        except (SafetensorError, OSError) as error:
+            known = what_is_file(path) if path.is_file() else ""
+            words = known or f"is not complete or not readable ({error})"
+            raise ParamError(f"{field}.weights", f"{path} {words}") from None
+    return stored
 
 
 def _files(source: str | None) -> list[Path]:

@@ -63,14 +63,16 @@ def cpu_memory() -> Iterator[CpuMemory]:
 def _allocations(event_tree: list[Any]) -> list[tuple[int, int, int]]:
     """Return (time, bytes held afterwards, bytes added) of each allocation and each free, in order of time."""
     changes = []
+    allocation = torch._C._profiler._EventType.Allocation
     events = list(event_tree)
     while events:
         event = events.pop()
-        if event.name == "c10d::_allgather_base_":
-            continue  # gloo makes a tensor as large as the output there and frees it unused (seen with torch 2.15)
-        if event.tag == torch._C._profiler._EventType.Allocation:
-            changes.append((event.start_time_ns, event.typed[1].total_allocated, event.typed[1].alloc_size))
-        events += event.children
+        kind, fields = event.typed  # asked once: each question goes through C++
+        if kind == allocation:
+            changes.append((event.start_time_ns, fields.total_allocated, fields.alloc_size))
+        elif event.name != "c10d::_allgather_base_":
+            # gloo makes a tensor as large as the output there and frees it unused (seen with torch 2.15)
+            events += event.children
     return sorted(changes)
 
 

@@ -51,6 +51,8 @@ from .train_state import TrainSetup
 if TYPE_CHECKING:
     from .prepare import Prepared
 
+NO_SOURCES = "its weights are random, or no safetensors files have all of them by their names"
+
 
 def run(folder: Path) -> None:
     """Train as `folder`/params.yaml says, on every rank that torch.distributed's environment variables name.
@@ -111,7 +113,8 @@ def train_phase(
     phase = next_phase(params, done)
     params = phase.params
     beat("building")
-    gc.collect()  # the wrapped model of the phase before is part of reference cycles
+    if data is not None:
+        gc.collect()  # the wrapped model of the phase before is part of reference cycles
     built, processor, weights = build(params)
     beat("opening the data")
     sources = data.sources if data else open_for(processor, params)
@@ -147,8 +150,11 @@ def build(params: RunParams) -> tuple[nn.Module, SampleProcessor, Weights | None
     rank = dist.get_rank()
     weights: Weights | None = None
     whole, why = not params.fsdp.sync_module_states, ""
-    if not whole and rank == 0 and not kind_of(params.model).tensors_by_name:
-        whole, why = True, "a model of one's own is built with its weights"
+    if not whole and rank == 0:
+        if not kind_of(params.model).tensors_by_name:
+            whole, why = True, "a model of one's own is built with its weights"
+        elif kind_of(params.model).is_built_whole(params.model):
+            whole, why = True, NO_SOURCES
     if not whole:
         seed_all(params.train.seed)
         model, processor, weights = open_model(params.model, read=rank == 0)
@@ -157,7 +163,7 @@ def build(params: RunParams) -> tuple[nn.Module, SampleProcessor, Weights | None
         # Frozen random weights are in no checkpoint: they must come from the seed, in the order in which the model
         # draws.
         if rank == 0 and weights is None:
-            whole, why = True, "its weights are random, or no safetensors files have all of them by their names"
+            whole, why = True, NO_SOURCES
         elif weights is not None and weights.new_parameters & frozen:
             whole, why = True, f"frozen parameters are random, such as {min(weights.new_parameters & frozen)}"
     if why and dist.get_world_size() > 1:
