@@ -1,6 +1,7 @@
 """In CI (`CI` is set) a skipped test is a failure: there, every real component must be present. And shared fixtures."""
 
 import functools
+import gc
 import os
 import sys
 from pathlib import Path
@@ -11,8 +12,10 @@ from tests import processes
 
 # Tests share the cores with ranks and kernels, and threads that wait for each other's cores make all of them slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Hundreds of processes import the package. Where none may keep what it has compiled, each spends half a second on it.
+# Hundreds of processes import the package. Where none may keep what it has compiled, each spends half a second on it,
+# and each process of pytest some ten on the tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ["MMFSDP_ENTRIES"] = "tests.launch_entries,tests.fault_entries,tests.hang_entries"
 """Modules with functions that ranks of tests may call, beside the package's own; they find them by PYTHONPATH."""
 os.environ["MMFSDP_WARM"] = "0"  # pages start no process beside those of the test; the runs of all tests share one
@@ -34,6 +37,17 @@ def pytest_runtest_makereport(item, call):
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
     return _fail_if_skipped((yield))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection():
+    """Keep the garbage collector from what stays to the end: the modules and tests, more than a million objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_configure(config):
