@@ -63,8 +63,9 @@ class Times:
 
     @property
     def slowest(self) -> float:
-        """The other end of the range that begins with `overlapped`."""
-        return self.spread * self.overlapped + self.gaps
+        """The other end of the range that begins with `overlapped`. It is never below the usual number, which adds up
+        kernels and launches, where the lower end has the longer of them."""
+        return max(self.spread * self.overlapped + self.gaps, self.usual)
 
     @property
     def expected(self) -> str:

@@ -185,6 +185,8 @@ def test_an_example_counts_the_work_of_a_step():
     hidden = usual.overlapped - usual.local  # the exposed part of the network
     assert usual.usual == pytest.approx(2 * slower.compute + 3 * moved + plan.kernels / 2 + hidden)
     assert usual.expected.startswith(f"about {seconds(usual.usual)} (")
+    launched = step_time(plan, machine=replace(kernels, products_factor=1, bytes_factor=1, operator=7))
+    assert launched.slowest == launched.usual > 1.5 * launched.overlapped + plan.kernels, "the range holds its number"
     fused = replace(plan, fusable_bytes=plan.moved_bytes // 2, fusable_kernels=1, fsdp=FSDPParams(compile_units=True))
     compiled = step_time(fused, machine=replace(kernels, products_factor=2, bytes_factor=3, operator=0.5))
     assert compiled.eager == usual.usual
