@@ -243,6 +243,16 @@ def _warm(request):
         processes.started[:] = before  # not by this test
 
 
+@pytest.fixture(scope="session")
+def fork_server(cache, key):
+    """The process that forks kernels of notebooks, and processes that make ranks of cells, so that they import once."""
+    from tests.forked_python import ForkServer
+
+    server = ForkServer(os.environ | {"OMP_NUM_THREADS": "1"})
+    yield server
+    server.close()
+
+
 @pytest.fixture
 def finished_run(tmp_path):
     """A run folder as the ranks leave it, written by the package's own writers; its texts are hostile."""

@@ -19,7 +19,7 @@ CARD = ("You will learn", "You need", "It takes", "Last verified")
 
 
 @pytest.fixture(scope="module")
-def executed(request, tmp_path_factory):
+def executed(request, tmp_path_factory, fork_server):
     """Lesson -> a future of its notebook with outputs. Two are executed at a time: much of each is waiting."""
     wanted = {item.callspec.params["path"] for item in request.session.items if item.originalname == RUNS}
     with ThreadPoolExecutor(2) as pool:
@@ -27,7 +27,7 @@ def executed(request, tmp_path_factory):
         def start(path: Path) -> Future:
             folder = tmp_path_factory.mktemp(path.stem)
             places = {"MMFSDP_COURSE": str(folder / "course"), "MMFSDP_PROGRESS": str(folder / "progress.json")}
-            return pool.submit(execute, with_both(read(path)), FOLDER, **places)
+            return pool.submit(execute, with_both(read(path)), FOLDER, fork_server, **places)
 
         processes.started.append("kernels of the lessons")  # by threads, perhaps only after this fixture is set up
         yield {path: start(path) for path in LESSONS if path in wanted}

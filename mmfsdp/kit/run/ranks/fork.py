@@ -74,7 +74,7 @@ def fork(work: Callable[[], object]) -> Fork:
     """Call `work` in a fork of this process, which ends after it: 0, what SystemExit says, or 1 after a traceback."""
     context = multiprocessing.get_context("fork")
     # The name of a process that is nobody's child: a person's code may ask for it, to tell ranks from data workers.
-    process = context.Process(target=_as_own_process, args=(work,), name="MainProcess")
+    process = context.Process(target=as_own_process, args=(work,), name="MainProcess")
     gc.freeze()  # memory that a collection has written to is shared no longer (Python's documentation of gc.freeze)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -82,7 +82,7 @@ def fork(work: Callable[[], object]) -> Fork:
     return Fork(process)
 
 
-def _as_own_process(work: Callable[[], object]) -> None:
+def as_own_process(work: Callable[[], object]) -> None:
     """Call `work` with signals and random numbers as a new Python has them; then do what Python does at its end."""
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):  # a function of the parent's; a new process keeps what is ignored
@@ -90,6 +90,8 @@ def _as_own_process(work: Callable[[], object]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Python's own generator does this by itself
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
     try:
         work()
     except SystemExit:

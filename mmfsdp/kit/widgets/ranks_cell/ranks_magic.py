@@ -10,11 +10,11 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from contextlib import suppress
 from html import escape
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import psutil
@@ -55,10 +55,10 @@ def run_on_ranks(code: str, ranks: int, name: str) -> list[str]:
     return [(folder / f"{rank}.log").read_text(errors="replace") for rank in range(ranks)]
 
 
-_servers: list[subprocess.Popen[str]] = []
+_servers: list[Popen[str]] = []
 
 
-def server_process() -> subprocess.Popen[str]:
+def server_process() -> Popen[str]:
     """Return the process that makes ranks; it starts with the first cell that needs it, or when the magic is loaded."""
     if not _servers or _servers[0].poll() is not None:
         _servers.clear()
@@ -68,8 +68,7 @@ def server_process() -> subprocess.Popen[str]:
         env["CUDA_VISIBLE_DEVICES"] = ""
         env.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # torch's flight recorder records; before any process group
         command = [sys.executable, "-m", "mmfsdp.kit.widgets.ranks_cell.ranks_worker"]
-        pipe = subprocess.PIPE
-        _servers.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env, start_new_session=True))
+        _servers.append(Popen(command, stdin=PIPE, stdout=PIPE, text=True, env=env, start_new_session=True))
     return _servers[0]
 
 
