@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmfsdp.kit.run.files.folder import MetricsWriter, write_json
+from mmfsdp.kit.run.files import folder as run_files
+from mmfsdp.kit.run.files.folder import MetricsWriter, metrics_of, newest_metrics, write_json
 from mmfsdp.kit.run.files.reasons import DISK
 from mmfsdp.kit.run.files.run_record import Status
 from mmfsdp.kit.run.files.snapshot import EXIT_CODE_FILE, Snapshot
@@ -95,6 +96,37 @@ def test_the_state_of_a_large_run_opens_few_files(tmp_path):
     with counted() as counts:
         run_state(tmp_path)
     assert sum(name.startswith(str(tmp_path)) for name in counts) < 5, "whoever waits for it asks ten times a second"
+
+
+def test_the_state_of_a_run_parses_its_newest_metrics_alone(tmp_path, monkeypatch):
+    write_run(tmp_path, steps=60)
+    writer = MetricsWriter(tmp_path)
+    for step in range(2, 51):
+        writer.write({"step": step, "time": float(step), "loss": 2.0})
+    parsed_rows = []
+
+    def parse_rows(lines):
+        rows = run_files_parse_rows(lines)
+        parsed_rows.extend(rows)
+        return rows
+
+    run_files_parse_rows = run_files.parse_rows
+    monkeypatch.setattr(run_files, "parse_rows", parse_rows)
+    assert run_state(tmp_path).step == 50
+    assert [row["step"] for row in parsed_rows] == [50], "whoever waits for it asks ten times a second"
+
+
+ROW, OTHER_ROW = b'{"step": 3, "loss": 1.5, "time": "late"}\n', b'{"step": 4, "loss": NaN}\n'
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [b"", b"\n\n", ROW, ROW + OTHER_ROW, ROW + OTHER_ROW[:9], ROW + b'[1]\n"text"\n', ROW + b"[" * 100_000, b"\xff\n"],
+    ids=["none", "blank", "one", "two", "unfinished", "no row", "nested", "no text"],
+)
+def test_the_newest_metrics_are_the_last_of_all_that_can_be_read(lines):
+    rows = metrics_of(lines)
+    assert repr(newest_metrics(lines)) == repr(rows[-1] if rows else {})
 
 
 class GoingOn(StartedRanks):

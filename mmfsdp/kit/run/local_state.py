@@ -30,7 +30,7 @@ def local_state(look: Snapshot, record: RunRecord) -> RunState:
     state = look.status
     if state.done:
         return state
-    if state.status is Status.STARTING and look.rows():
+    if state.status is Status.STARTING and look.last_row():
         state = replace(state, status=Status.RUNNING)
     if not is_here(record):  # all that is known is in its files
         silence_s = silence_of(look, record)

@@ -60,15 +60,19 @@ def run_state(run: PathLike | Snapshot) -> RunState:
             return because(Status.QUEUED, "being launched")
         return because(Status.LOST, "it has no complete run.json: its launch was interrupted", kind=NEVER_LAUNCHED)
     state = launcher_of(look.folder, record).state(look, record)
-    rows = look.rows()
-    step = rows[-1].get("step", 0) if rows else 0
-    state = replace(state, step=step, steps=record.steps, not_finite=not_finite(rows), replay_of=record.replay_of)
+    newest = look.last_row()
+    state = replace(
+        state,
+        step=newest.get("step", 0),
+        steps=record.steps,
+        not_finite=not_finite(newest),
+        replay_of=record.replay_of,
+    )
     if state.done and state.status is not Status.COMPLETED:
         return state  # its own reason says more
     if state.done and not state.why:
         state = replace(state, why=Reason(look.stopped))
-    words = skipped_steps(rows)
-    if words and (state.done or state.not_finite):
+    if (state.done or state.not_finite) and (words := skipped_steps(look.rows())):
         state = replace(state, notes=(*state.notes, words))
     if state.status is Status.COMPLETED and any(notice.code == UNKNOWN_WORDS for notice in look.notices):
         state = replace(state, notes=(*state.notes, WITHOUT_SENSE))
@@ -89,12 +93,11 @@ def ask_ahead(folders: Iterable[Path], *, timeout: float = 0.0) -> None:
         launcher.ask_ahead(looks[launcher], timeout)
 
 
-def not_finite(rows: Sequence[Row]) -> bool:
-    """Return True if the newest of these metrics have a loss that is not finite, or are of several skipped steps.
+def not_finite(newest: Row) -> bool:
+    """Return True if the newest metrics have a loss that is not finite, or are of several skipped steps.
 
     With a loss scale (fp16), steps whose gradient alone is not finite are no trouble: skipping them finds the scale.
     """
-    newest = rows[-1] if rows else {}
     if not _finite(newest, "loss"):
         return True
     return newest.get("skipped_in_a_row", 0) > 1 and "loss_scale" not in newest
@@ -105,7 +108,7 @@ def skipped_steps(rows: Sequence[Row]) -> str:
     newest = rows[-1] if rows else {}
     step, skipped, in_a_row = (newest.get(key, 0) for key in ("step", "skipped_steps", "skipped_in_a_row"))
     words = f"{skipped} of {step} steps skipped" if skipped else ""
-    if not not_finite(rows):
+    if not not_finite(newest):
         return words
     newest_rows = rows[-max(1, in_a_row) :]
     bad_losses = sum(not _finite(row, "loss") for row in newest_rows)

@@ -106,9 +106,9 @@ def _bad_steps(rows: Sequence[Row]) -> Trouble | None:
     """Return what is wrong with the loss and the gradient in the newest metrics."""
     newest = rows[-1] if rows else {}
     words, is_fp16 = skipped_steps(rows), "loss_scale" in newest
-    if not words or (is_fp16 and not not_finite(rows)):  # to skip steps is how fp16 finds its loss scale
+    if not words or (is_fp16 and not not_finite(newest)):  # to skip steps is how fp16 finds its loss scale
         return None
-    if not not_finite(rows):
+    if not not_finite(newest):
         words += ": their loss or gradient norm was not finite"
         return Trouble("warning", SKIPPED, words, ADVICE[SKIPPED].fix)
     if newest.get("skipped_in_a_row", 0) >= newest.get("step", 1):  # since the first step

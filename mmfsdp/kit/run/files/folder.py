@@ -379,16 +379,32 @@ METRIC_TYPES |= {"step": int, "skipped_steps": int, "skipped_in_a_row": int, "sc
 """Columns of metrics.jsonl that are drawn, printed or computed with."""
 
 
+def metrics_lines(folder: PathLike, rank: int = 0, *, last_bytes: int = MAX_METRICS_BYTES) -> bytes:
+    """Return the last `last_bytes` of a rank's metrics, as they are written."""
+    return GrowingFile(metrics_path(folder, rank)).read(last_bytes, newest=True)
+
+
+def metrics_of(lines: bytes) -> list[Row]:
+    """Return the metrics in some lines, one row per step."""
+    return [of_types(row, METRIC_TYPES) for row in parse_rows(lines)]
+
+
+def newest_metrics(lines: bytes) -> Row:
+    """Return the last row of `metrics_of`, and parse no other; {} if there is none."""
+    for line in reversed(lines.splitlines()):
+        if rows := metrics_of(line):
+            return rows[-1]
+    return {}
+
+
 def read_metrics(folder: PathLike, rank: int = 0, *, last_bytes: int = MAX_METRICS_BYTES) -> list[Row]:
     """Return a rank's metrics, one row per step: those in the last `last_bytes` of the file."""
-    rows = parse_rows(GrowingFile(metrics_path(folder, rank)).read(last_bytes, newest=True))
-    return [of_types(row, METRIC_TYPES) for row in rows]
+    return metrics_of(metrics_lines(folder, rank, last_bytes=last_bytes))
 
 
 def last_row(folder: PathLike, rank: int = 0) -> Row:
     """Return a rank's newest metrics; {} if there are none."""
-    rows = read_metrics(folder, rank, last_bytes=LAST_ROWS_BYTES)
-    return rows[-1] if rows else {}
+    return newest_metrics(metrics_lines(folder, rank, last_bytes=LAST_ROWS_BYTES))
 
 
 MAX_LOSS_STEPS = 100

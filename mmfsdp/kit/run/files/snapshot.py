@@ -22,10 +22,12 @@ from .folder import (
     PathLike,
     Row,
     last_log_lines,
+    metrics_lines,
+    metrics_of,
     newest_lines,
+    newest_metrics,
     read_file,
     read_heartbeat,
-    read_metrics,
     read_result,
 )
 from .plan_file import read_plan
@@ -151,13 +153,18 @@ class Snapshot:
 
     def rows(self, rank: int = 0) -> list[Row]:
         """Return the newest metrics of a rank, one row per step."""
-        _ = self.values  # before: those of a run that has ended are all there
-        return self._once("rows", rank, lambda: read_metrics(self.folder, rank, last_bytes=self.last_bytes))
+        return self._once("rows", rank, lambda: metrics_of(self._metrics(rank)))
 
     def last_row(self, rank: int = 0) -> Row:
-        """Return a rank's newest metrics; {} if there are none."""
-        rows = self.rows(rank)
-        return rows[-1] if rows else {}
+        """Return a rank's newest metrics; {} if there are none.
+
+        Whoever waits for a run looks ten times a second, and needs no other row.
+        """
+        return self._once("last row", rank, lambda: newest_metrics(self._metrics(rank)))
+
+    def _metrics(self, rank: int) -> bytes:
+        _ = self.values  # before: those of a run that has ended are all there
+        return self._once("metrics", rank, lambda: metrics_lines(self.folder, rank, last_bytes=self.last_bytes))
 
     def log(self, rank: int, *, size: int = LOG_BYTES) -> str:
         """Return the last `size` bytes that a rank has written, from the start of a line; empty if there are none."""

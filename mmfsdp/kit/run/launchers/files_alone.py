@@ -34,7 +34,7 @@ class FilesAlone(Launcher):
         silence_s = silence_of(look, record)
         if silence_s > OTHER_HOST_TIMEOUT_S:
             return because(Status.LOST, f"no sign of life from {record.host} for {silence_s:.0f} s", kind=NO_SIGN)
-        if state.status is Status.STARTING and look.rows():
+        if state.status is Status.STARTING and look.last_row():
             state = replace(state, status=Status.RUNNING)
         if look.cancelled:
             return replace(state, why=BEING_CANCELLED)

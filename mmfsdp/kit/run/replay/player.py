@@ -48,7 +48,7 @@ def replay_state(look: Snapshot, record: RunRecord) -> RunState:
         if not words and shutil.disk_usage(look.folder).free < FULL_BYTES:  # then it could not even write why it ended
             words = "the disk is full"
         return because(Status.LOST, "its player has ended" + (f" ({words})" if words else ""), kind=PLAYER_GONE)
-    if state.status is Status.STARTING and look.rows():  # a row is written before the state
+    if state.status is Status.STARTING and look.last_row():  # a row is written before the state
         state = replace(state, status=Status.RUNNING)
     return state
 

@@ -163,7 +163,7 @@ def _state_of_waiting(look: Snapshot, record: RunRecord, number: str, job: Job) 
 
 def _state_of_started(look: Snapshot, number: str, job: Job) -> RunState:
     """Return the state of a job that has started: from its ranks' files, with Slurm's words while there are none."""
-    status = Status.RUNNING if look.rows() else Status.STARTING
+    status = Status.RUNNING if look.last_row() else Status.STARTING
     if failure := first_failure(look.reports):
         return replace(failure, status=status)  # final once all ranks have ended
     words = job_words(number) + (f" on {job.nodes}" if job.nodes else "")
