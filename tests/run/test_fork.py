@@ -22,7 +22,9 @@ from mmfsdp.kit.run.local import belongs_to, process_start, processes_of
 from mmfsdp.kit.run.ranks import warm
 from mmfsdp.kit.run.ranks.address import reserved_port
 from mmfsdp.params import LaunchParams, RunParams
+from mmfsdp.params.launching import JOB_SIGNALS
 from tests.processes import in_fresh_python
+from tests.run.test_runs import record
 from tests.waiting import light, runs_of, until
 
 FORKED = """
@@ -92,6 +94,35 @@ end.set()
 thread.join()
 """
     assert in_fresh_python(code) == "True False\n"
+
+
+HELPED = """
+import sys, threading, time
+from pathlib import Path
+from mmfsdp.kit.run.ranks.rank import start_helper
+if sys.argv[2] == "has a thread":
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+start_helper(Path(sys.argv[1]), "watchdog")
+print("started", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("rank", ["is alone", "has a thread"])
+def test_the_helper_of_a_rank_is_a_fork_where_it_can_be_and_outlives_the_signals_of_a_job(rank, tmp_path):
+    record(ranks=1).write(tmp_path)
+    process = subprocess.Popen([sys.executable, "-c", HELPED, tmp_path, rank], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"started\n"
+    (helper,) = psutil.Process(process.pid).children()
+    assert (helper.cmdline() == psutil.Process(process.pid).cmdline()) == (rank == "is alone")
+    assert ("watchdog" in helper.cmdline()) == (rank == "has a thread")
+    for number in JOB_SIGNALS:
+        helper.send_signal(number)
+    (tmp_path / "cancel").touch()
+    assert process.wait(600) == -signal.SIGKILL, "by its helper"
+    until(lambda: process_start(helper.pid) is None)
+    process.stdout.close()
 
 
 @pytest.fixture

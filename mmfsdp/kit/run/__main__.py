@@ -19,7 +19,7 @@ folder, role = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "start"
 if role == "watchdog":
     from .ranks.hang import watch_job
 
-    watch_job(folder, rank0_pid=int(sys.argv[3]))
+    watch_job(folder, int(sys.argv[3]))
 elif role == "ranks":
     from .ranks.forked_ranks import fork_ranks
 
@@ -31,7 +31,7 @@ elif role == "rank":
 elif role == "asker":
     from .ranks.ask_ranks import wait_for_request
 
-    wait_for_request(folder, rank_pid=int(sys.argv[3]))
+    wait_for_request(folder, int(sys.argv[3]))
 elif role == "sweep":
     from .sweep import run_sweep
 

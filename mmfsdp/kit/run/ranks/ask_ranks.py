@@ -176,7 +176,7 @@ def _read_answer(folder: Path, rank: int) -> RankRecord | None:
         return None
 
 
-def wait_for_request(folder: Path, *, rank_pid: int) -> None:
+def wait_for_request(folder: Path, rank_pid: int) -> None:
     """Ask this node's ranks as soon as somebody wants to know, and write their answers into the run folder."""
     sockets = sockets_here()
     if sockets is None:

@@ -82,8 +82,32 @@ def fork(work: Callable[[], object]) -> Fork:
     return Fork(process)
 
 
-def as_own_process(work: Callable[[], object]) -> None:
-    """Call `work` with signals and random numbers as a new Python has them; then do what Python does at its end."""
+def fork_alone(work: Callable[[], object]) -> int:
+    """Call `work` in a fork that may outlive this process, and return the fork's process number.
+
+    Signals that are blocked here stay blocked there. What is to be done at the end of this process is not done there.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+        _begin()
+        work()
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
+def _begin() -> None:
+    """Set signals and random numbers as a new Python has them."""
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):  # a function of the parent's; a new process keeps what is ignored
             signal.signal(number, signal.SIG_DFL)
@@ -92,6 +116,11 @@ def as_own_process(work: Callable[[], object]) -> None:
         sys.modules["numpy"].random.seed()  # Python's own generator does this by itself
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
+
+
+def as_own_process(work: Callable[[], object]) -> None:
+    """Call `work` with signals and random numbers as a new Python has them; then do what Python does at its end."""
+    _begin()
     try:
         work()
     except SystemExit:

@@ -173,7 +173,7 @@ def ask_stack(folder: Path, record: RunRecord, rank: int) -> str:
     return last_bytes(path, size=MAX_STACK_BYTES)
 
 
-def watch_job(folder: Path, *, rank0_pid: int) -> None:
+def watch_job(folder: Path, rank0_pid: int) -> None:
     """Watch the ranks of a job until its rank 0 ends, or end it."""
     record = RunRecord.read(folder)
     assert record, folder

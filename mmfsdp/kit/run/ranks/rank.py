@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,13 @@ from ..local import process_start
 from ..own_code import use_code_of
 from ..preempt import PREEMPT_SIGNAL, Preempted, listen_for_preemption, preemption_requested
 from ..slurm.slurm_state import PREEMPTED_FILE
-from .ask_ranks import keep_entered, prepare_sockets
-from .fork import set_output
-from .hang import STACK_SIGNAL, Heartbeat, stack_path
+from .ask_ranks import keep_entered, prepare_sockets, wait_for_request
+from .fork import fork_alone, may_fork, set_output
+from .hang import STACK_SIGNAL, Heartbeat, stack_path, watch_job
 from .rank_imports import rank_imports
 
+HELPERS = {"watchdog": watch_job, "asker": wait_for_request}
+"""What a helper of a rank does, by its role. Called with the run folder and the rank's process."""
 SETTLE_S = 3.0
 """Seconds that a failed rank of a Slurm job waits before it ends. Of ranks that end at once srun does not tell which
 was the first: one that was killed shall be told before those that fail for want of it."""
@@ -64,13 +67,14 @@ def run_rank(folder: str) -> None:
         raise SystemExit("cancelled")
     listen_for_preemption(sigterm=not launcher.here)  # here, the supervisor stops ranks by SIGTERM
     try:
-        set_environment(path, place)
+        set_environment(place)
         launcher.enter_rank(place, record)
         choose_devices(record)
         if record.entry != SITE_CHECK:  # `check` tells itself what is wrong with the address
             launcher.meet(place)
+        start_helpers(path, record, launcher, place)  # before this process has a second thread: they are forks of it
+        write_stacks_on(STACK_SIGNAL, stack_path(path, place.global_rank, os.getpid()))
         report(state="running")
-        start_helpers(path, record, launcher, place)
         if place.global_rank == 0 and (text := launcher.restarted()):
             add_event(path, "requeued", step=last_row(path).get("step", 0), text=text)
         Heartbeat(path, place.global_rank)("importing")  # torch and transformers, which takes seconds, or minutes
@@ -105,6 +109,12 @@ def run_alone(folder: Path) -> None:
     run_rank(str(folder))
 
 
+def hold_back(number: signal.Signals) -> None:
+    """Have a signal wait until a thread asks for it, also where a process that started this one ignores it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    signal.signal(number, signal.SIG_DFL)  # the supervisor ignores it, which its ranks inherit
+
+
 def write_stacks_on(number: signal.Signals, path: Path) -> None:
     """Write the stacks of all threads into a file when this process receives a signal. Only in the main thread.
 
@@ -115,8 +125,7 @@ def write_stacks_on(number: signal.Signals, path: Path) -> None:
     waits for it. That thread holds Python's lock while it writes: `faulthandler.register` writes in the signal handler,
     without the lock, and reads the frames of threads that run on meanwhile, which at times is a segmentation fault.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-    signal.signal(number, signal.SIG_DFL)  # the supervisor ignores it, which its ranks inherit
+    hold_back(number)
     unfinished = path.with_name(f"{path.name}.new")
 
     def write() -> None:
@@ -149,22 +158,29 @@ def start_helpers(folder: Path, record: RunRecord, launcher: Launcher, place: Pl
 
 
 def start_helper(folder: Path, role: str) -> None:
-    """Start a process that ends when this rank does, and that no signal to the whole job reaches."""
-    command = [sys.executable, "-m", "mmfsdp.kit.run", str(folder), role, str(os.getpid())]
+    """Start a process that ends when this rank does, and that no signal to the whole job reaches.
+
+    A fork of this process: the rank has imported all that its helper needs, which a Python of its own would take a CPU
+    second for, and read from the file server of a cluster once more.
+    """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)  # which the process inherits; here they wait
     try:
-        subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        if may_fork():
+            fork_alone(partial(HELPERS[role], folder, os.getpid()))
+        else:
+            command = [sys.executable, "-m", "mmfsdp.kit.run", str(folder), role, str(os.getpid())]
+            subprocess.Popen(command, stdin=subprocess.DEVNULL)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def set_environment(folder: Path, place: Place) -> None:
+def set_environment(place: Place) -> None:
     """Set the environment variables that torch.distributed reads, before torch is imported; not the address yet."""
     local_ranks = place.num_tasks // place.num_nodes
     os.environ |= {"RANK": str(place.global_rank), "LOCAL_RANK": str(place.local_rank)}
     os.environ |= {"WORLD_SIZE": str(place.num_tasks), "LOCAL_WORLD_SIZE": str(local_ranks)}
     faulthandler.enable()
-    write_stacks_on(STACK_SIGNAL, stack_path(folder, place.global_rank, os.getpid()))
+    hold_back(STACK_SIGNAL)
 
 
 def choose_devices(record: RunRecord) -> None:
