@@ -11,7 +11,7 @@ pytestmark = pytest.mark.real
 HOSTILE = "<img src=x onerror=document.title='owned'>"
 CELLS = {
     "cockpit": "from mmfsdp.widgets import Cockpit\n"
-    "few = {'train.steps': 40, 'train.eval_samples': 20}\n"
+    "few = {'train.steps': 40, 'train.batch_size': 4, 'train.eval_samples': 20}\n"
     "cockpit = Cockpit('tiny', **few, **{'launch.folder': 'cockpitruns'})\ncockpit",
     "wait": "print(cockpit.wait())",
     "rows": "%%writefile my_rows.py\nfrom PIL import Image\ndef read():\n"

@@ -47,7 +47,7 @@ def test_choose_plan_launch_watch_caption(lab):
             run_cell(page, cell)
         guess_by_keyboard(page)
         steps = page.locator(".mm-choices").get_by_label("steps", exact=True)
-        steps.fill("60")
+        steps.fill("30")
         steps.press("Enter")
         sends = page.locator(".mm-figures div", has_text="sent in a step")
         expect(sends).to_be_visible()
@@ -57,11 +57,11 @@ def test_choose_plan_launch_watch_caption(lab):
 
         page.locator(".mm-launch button", has_text="Launch").click()
         log = page.locator(".mm-log").last
-        expect(log).to_contain_text("step 1/60", timeout=900_000)  # backbones may be pretrained first
+        expect(log).to_contain_text("step 1/30", timeout=900_000)  # backbones may be pretrained first
         expect(page.get_by_label(re.compile("loss. training: .* at first"))).to_be_visible()
         page.locator(".mm-cockpit").evaluate("e => e.scrollIntoView()")
         shot(page, "running")
-        expect(page.get_by_text("COMPLETED, step 60 of 60")).to_be_visible()
+        expect(page.get_by_text("COMPLETED, step 30 of 30")).to_be_visible()
         press(page, "Report")
         expect(page.get_by_text("written: ")).to_contain_text("report.html")
         run_cell(page, "wait-for-it")  # finds the run of the button, and launches no other
