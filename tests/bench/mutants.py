@@ -253,8 +253,6 @@ class Mutants:
     def _look(self, items: list[Any]) -> None:
         """Run all tests once, without a change, to see what each calls and how long it takes."""
         found = in_child(lambda: self._calls_of(items), limit_s=3600)
-        if found is None:
-            raise RuntimeError("the tests crash without any change")
         for test in found["failed"]:
             print(f"left out, since it fails without any change: {test}")
         self.calls = {test: set(names) for test, names in found["calls"].items() if test not in found["failed"]}
@@ -320,9 +318,12 @@ class Mutants:
                     break
             return {"failed": self.failed, "tried": tried}
 
-        end = in_child(run, limit_s=self.limit_s)
-        if end is None:
-            return "its tests ended by a crash or after their time"
+        try:
+            end = in_child(run, limit_s=self.limit_s)
+        except KilledError as killed:
+            if killed.number == signal.SIGALRM:  # perhaps the machine is busy: no test has failed
+                return f"0 of {len(calling)} {stage} tests ended within {3 * self.limit_s} s"
+            return f"its tests ended by {killed.number.name}"
         return end["failed"] or f"{end['tried']} of {len(calling)} {stage} tests"
 
 
@@ -348,32 +349,50 @@ def calls_in_fixtures(item: Any, items: list[Any], calls: dict[str, Any]) -> set
     return shared
 
 
-def in_child(work: Callable[[], Any], *, limit_s: int) -> Any:
-    """Return what `work()` returns in a fork of this process; None if the fork is killed or runs for too long.
+class KilledError(RuntimeError):
+    """A fork of this process has ended by a signal, of this number."""
 
-    limit_s: its processor time; of time on the clock it has three times as many, since a change may make a wait that
-    never ends. Ranks that it has forked end with it.
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.number = signal.Signals(number)
+
+
+def in_child(work: Callable[[], Any], *, limit_s: int) -> Any:
+    """Return what `work()` returns in a fork of this process.
+
+    Ranks that the fork has forked end with it.
+
+    Args:
+        work: The function; returns plain data.
+        limit_s: Its processor time; of time on the clock it has three times as many, since a change may make a wait
+            that never ends.
+
+    Raises:
+        KilledError: The fork has ended by a signal: SIGXCPU and SIGALRM after these times.
+        RuntimeError: `work` has raised an exception.
     """
     with tempfile.NamedTemporaryFile() as file:
         child = os.fork()
         if child == 0:
             try:
                 os.setpgid(0, 0)
-                resource.setrlimit(resource.RLIMIT_CPU, (limit_s + 10, limit_s + 10))
+                resource.setrlimit(resource.RLIMIT_CPU, (limit_s + 10, limit_s + 15))  # by SIGXCPU, then SIGKILL
                 signal.alarm(3 * limit_s)
                 nothing = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nothing, 1)
                 os.dup2(nothing, 2)
                 Path(file.name).write_text(json.dumps({"result": work()}))
-            except Exception:  # of this tool: pytest has noted those of tests
+            except BaseException:  # of this tool: pytest has noted those of tests
                 Path(file.name).write_text(json.dumps({"error": traceback.format_exc()}))
             finally:
                 os._exit(0)
-        os.waitpid(child, 0)
+        _, status = os.waitpid(child, 0)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
         text = Path(file.name).read_text()
-    end = json.loads(text) if text else {"result": None}
+    if os.WIFSIGNALED(status):
+        raise KilledError(os.WTERMSIG(status))
+    end = json.loads(text or '{"error": "a fork has ended without a result"}')
     if "error" in end:
         raise RuntimeError(end["error"])
     return end["result"]

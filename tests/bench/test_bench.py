@@ -29,6 +29,7 @@ from mmfsdp.predict import estimate
 from mmfsdp.predict.memory_events import record_memory
 from tests.bench.mutants import (
     ROOMS,
+    KilledError,
     all_mutants,
     equal_mutants,
     in_child,
@@ -253,5 +254,6 @@ def test_a_mutants_tests_are_fast_ones_then_real_ones_then_those_of_make_test_al
 def test_an_error_of_the_tool_itself_is_no_killed_mutant():
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         in_child(lambda: 1 // 0, limit_s=60)
-    assert in_child(lambda: os.kill(os.getpid(), signal.SIGKILL), limit_s=60) is None
+    with pytest.raises(KilledError, match="SIGKILL"):
+        in_child(lambda: os.kill(os.getpid(), signal.SIGKILL), limit_s=60)
     assert in_child(lambda: 3, limit_s=60) == 3
