@@ -124,7 +124,7 @@ def test_planning_and_stepping_needs_torch_only(room):
 
     Another file safetensors, of which it is the format: it is imported where ranks read such files.
     """
-    more = {"nf4_kernel.py": "triton", "shared_files.py": "safetensors"}
+    more = {"nf4_kernel.py": "triton", "tensor_files.py": "safetensors"}
     for path in files(room):
         allowed = {"torch", more.get(path.name)}
         for node in ast.walk(ast.parse(path.read_text())):

@@ -30,6 +30,7 @@ The wrapped model
 
 - guards: stop where a model is no longer as its plan says.
 - checksums: CRC-32 of tensors, and of those that several ranks read in parts.
+- tensor_files: parts of tensors, read from safetensors files.
 - shared_files: each rank reads its rows, where all ranks see rank 0's files.
 - weights: rank 0's, copied to every rank, which wrapping then shards.
 - inference: evaluations and `generate` between steps.

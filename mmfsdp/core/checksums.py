@@ -17,14 +17,14 @@ def tensor_checksum(tensor: torch.Tensor) -> int:
     return zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
-def checksum_share(part: torch.Tensor, bytes_after: int) -> int:
+def checksum_share(checksum: int, bytes_after: int) -> int:
     """Return the share that a part has in the CRC-32 of a whole tensor, which is the XOR of the shares of its parts.
 
-    bytes_after: of the whole tensor behind this part.
+    checksum: the CRC-32 of the part. bytes_after: of the whole tensor behind this part.
     """
     # A CRC is the remainder of a polynomial over GF(2), and each byte that follows multiplies it by x^8.
     # zlib.crc32_combine of Python 3.15 does the same.
-    return _product(_power(bytes_after), tensor_checksum(part))
+    return _product(_power(bytes_after), checksum)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -13,20 +14,23 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..params import FSDPParams
 from .checksums import tensor_checksum
 from .collectives import Progress, no_progress, rank, world_size
-from .group import contains
-from .names import named_tensors
+from .names import ancestors, named_tensors
 from .parameters import new_parameter
 from .plan import WrapPlan
 from .quantize import CODES, SCALES, Format, format_of, matrix_name, quantize, quantize_model
-from .shared_files import InFile, SharedFiles
+from .shared_files import SharedFiles, Wanted
+from .tensor_files import InFile
 from .units import torch_dtype
+
+MAPPED_BYTES = 2**18
+"""Tensors of so many bytes, which are filled in part only, get a mapping of their own."""
 
 
 class WeightSource(Protocol):
     """Rank 0's weights by name, each taken once. A dict is one.
 
     A source may have `places`, an `InFile` by the name of each tensor that is in a file, so that all ranks can read it,
-    and `checksums`, a dict to which the CRC-32 of each tensor is added.
+    and `checksums`, a dict to which the CRC-32 of each frozen parameter is added.
     """
 
     def pop(self, name: str, /) -> torch.Tensor:
@@ -87,43 +91,85 @@ def copy_from_rank0(model: nn.Module, device: torch.device, progress: Progress =
             tensor.copy_(broadcast_from_rank0(tensor, like=tensor, device=device))
 
 
-@torch.no_grad()
-def materialize(
-    model: nn.Module,
-    weights: WeightSource,
-    files: SharedFiles,
-    device: torch.device,
-    progress: Progress,
-    parts: Sequence[str],
-    mesh: DeviceMesh | None = None,
-) -> None:
-    """Replace the meta tensors of some parts of a model by rank 0's weights. Tied tensors stay tied.
+class Materializer:
+    """Replaces the meta tensors of a model by rank 0's weights, part by part. Tied tensors stay tied.
 
     What all ranks see in files they read themselves. Rank 0 sends what no file holds, such as a new projector, and
-    codes of int8 and nf4, which are made of whole matrices. Every rank must call it.
-
-    Args:
-        model: The model, of which some tensors are on the meta device.
-        weights: The source of the weights. Only rank 0 asks it.
-        files: The tensors that every rank can read.
-        device: The device of the new tensors.
-        progress: Called with the name of each tensor before it is made.
-        parts: Dotted names of modules or parameters; an empty name is the model itself.
-        mesh: The mesh over which the parameters are sharded next: rows of other ranks' shards may stay undefined.
-            None if every rank needs whole tensors.
+    codes of int8 and nf4, which are made of whole matrices. The tensors of the model are listed once, before a wrapper
+    renames some: there may be as many units as layers.
     """
-    for names, tensor in named_tensors(model):
-        if tensor.is_meta and (contains(parts, names) or not set(names).isdisjoint(parts)):
-            progress(names[0])
-            if files.has(names[0], tensor):
-                # Whole, though a rank may fill its rows only: the wrapper takes these next, and the whole one goes. On
-                # a CPU, pages that nobody writes to take no memory.
-                received = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-                files.read_into(received, names[0], mesh if isinstance(tensor, nn.Parameter) else None)
+
+    def __init__(
+        self, model: nn.Module, weights: WeightSource, files: SharedFiles, device: torch.device, progress: Progress
+    ) -> None:
+        """List the meta tensors of a model.
+
+        Args:
+            model: The model.
+            weights: The source of the weights. Only rank 0 asks it.
+            files: The tensors that every rank can read.
+            device: The device of the new tensors.
+            progress: Called with the name of each tensor before it is made.
+        """
+        self.model, self.weights, self.files, self.device, self.progress = model, weights, files, device, progress
+        self.checksums: dict[str, int] = {}
+        """On rank 0, the CRC-32 of each frozen parameter that it sent."""
+        self._missing = {names[0]: (names, tensor) for names, tensor in named_tensors(model) if tensor.is_meta}
+        self._order = {name: number for number, name in enumerate(self._missing)}
+        # The first names of tensors, by each of their names and by each module around them.
+        self._inside: dict[str, list[str]] = {}
+        for first, (names, _) in self._missing.items():
+            for name in names:
+                for part in (name, *ancestors(name)):
+                    self._inside.setdefault(part, []).append(first)
+
+    @torch.no_grad()
+    def __call__(self, parts: Sequence[str], mesh: DeviceMesh | None = None) -> None:
+        """Fill what is on the meta device of some parts of the model. Every rank must call it.
+
+        Args:
+            parts: Dotted names of modules or parameters; an empty name is the model itself.
+            mesh: The mesh over which the parameters are sharded next: rows of other ranks' shards may stay undefined.
+                None if every rank needs whole tensors.
+        """
+        inside: set[str] = set()
+        for part in parts:
+            inside.update(self._inside.get(part, ()))
+        in_files: list[Wanted] = []
+        for first in sorted(inside & self._missing.keys(), key=self._order.__getitem__):
+            names, tensor = self._missing.pop(first)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            checksum = is_parameter and not tensor.requires_grad  # what trains is in each checkpoint itself
+            if self.files.has(first):
+                sharded = mesh if is_parameter else None
+                # Whole, though a rank may fill its rows only: the wrapper takes these next, and the whole one goes.
+                received = room_for(tensor, self.device, sharded)
+                in_files.append(Wanted(first, received, sharded, checksum))
             else:
-                weight = weights.pop(names[0]) if rank() == 0 else None
-                received = broadcast_from_rank0(weight, like=tensor, device=device)
-            set_tensor(model, names, received, like=tensor)
+                self.progress(first)
+                weight = self.weights.pop(first) if rank() == 0 else None
+                if checksum and weight is not None:
+                    self.checksums[first] = tensor_checksum(weight)
+                received = broadcast_from_rank0(weight, like=tensor, device=self.device)
+            set_tensor(self.model, names, received, like=tensor)
+        self.files.fill(in_files, self.progress)
+
+    def finish(self) -> dict[str, int]:
+        """Return the CRC-32 of each frozen parameter, on rank 0. Raises ParamError on every rank if one cannot read."""
+        return self.checksums | self.files.finish()
+
+
+def room_for(tensor: torch.Tensor, device: torch.device, mesh: DeviceMesh | None) -> torch.Tensor:
+    """Return an empty tensor like one on the meta device.
+
+    mesh: set if this rank will fill only some rows of it, and a wrapper will soon take them out of it.
+    """
+    if mesh is None or device.type != "cpu" or tensor.nbytes < MAPPED_BYTES:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    # Pages that nobody writes to take no memory, and here all go back to the system at once. Those that malloc gets
+    # back stay, and it puts the next tensor elsewhere among them: up to a whole unit, where a rank needs its shard.
+    memory = mmap.mmap(-1, tensor.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
 
 
 @torch.no_grad()
@@ -192,7 +238,7 @@ class QuantizedWeights:
         self.places: Mapping[str, InFile] = getattr(weights, "places", {})
         """Of the tensors that are in files as they are. Codes and scales are in none."""
         self.checksums: dict[str, int] = getattr(weights, "checksums", {})
-        """CRC-32 of each tensor that was popped. Shared with the source; those of codes and scales are added to it."""
+        """CRC-32 of each frozen parameter, codes and scales too. Shared with the source."""
         self.made: dict[str, torch.Tensor] = {}
 
     def pop(self, name: str, /) -> torch.Tensor:
@@ -207,6 +253,4 @@ class QuantizedWeights:
             # Both are made together: the matrix is read once, and freed.
             codes, scales = quantize(weight, self.form)
             self.made |= {matrix + CODES: codes, matrix + SCALES: scales}
-        tensor = self.made.pop(name)
-        self.checksums[name] = tensor_checksum(tensor)
-        return tensor
+        return self.made.pop(name)

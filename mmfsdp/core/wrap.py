@@ -19,7 +19,7 @@ from .precision import cast_batch_norms, cast_inputs
 from .recompute import checkpoint_activations
 from .shared_files import SharedFiles, share_files
 from .units import torch_dtype
-from .weights import WeightSource, cast_at_rest, copy_from_rank0, materialize, quantize_weights, weight_source
+from .weights import Materializer, WeightSource, cast_at_rest, copy_from_rank0, quantize_weights, weight_source
 from .wrapper import Fill, Wrapper
 
 
@@ -74,11 +74,11 @@ def apply_plan(
     checkpoint_activations(model, plan.fsdp)
 
     # 3. Wrap.
-    fill = partial(materialize, model, weights or {}, files, device, progress)  # {}: nothing is on the meta device
+    fill = Materializer(model, weights or {}, files, device, progress)  # {}: nothing is on the meta device
     replicated = replicate_frozen(model, plan, device=device, fill=fill) if plan.rules.shards else set()
     wrapper: Wrapper = plan.backend.load()  # by default that of fsdp2.py
     wrapped = wrapper.wrap(model, plan, device=device, mesh=mesh, replicated=replicated, fill=fill)
-    getattr(weights, "checksums", {}).update(files.finish())
+    getattr(weights, "checksums", {}).update(fill.finish())
     reshard_without_gradients(wrapped)
     serve_generate(wrapped, model, plan, device)
     refuse_changes(wrapped, model, plan)

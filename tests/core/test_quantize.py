@@ -191,9 +191,6 @@ def test_a_source_of_quantized_weights_reads_each_matrix_once_and_leaves_others_
         assert not any(key.startswith(name) for key in source.weights)
         assert torch.equal(source.pop(name + q.SCALES), scales)
     assert not source.weights and not source.made
-    assert sorted(source.checksums) == sorted(
-        name + part for name in ("conv.weight", "linear.weight") for part in (q.CODES, q.SCALES)
-    )
 
 
 def test_nf4_on_a_gpu_is_one_operator_and_no_table_is_made_of_fake_tensors():

@@ -57,7 +57,9 @@ FAULTS = {
     "lacks one": "00002-of-.* is missing",
     "torn": "00001-of-.* is not complete or not readable",
     "another training": "00003-of-.* is another file than rank 0's",
+    "another training of later rows": "00003-of-.* is another file than rank 0's",
     "gone while it is read": "could not be read",
+    "cut while it is read": "could not be read .*has changed since",
 }
 """What is wrong with the files that the last rank sees, and the error; without an error rank 0 reads for all."""
 
@@ -131,6 +133,9 @@ def load_beside(folder: Path, fault: str) -> list:
     def progress(name: str) -> None:
         if damaged and fault == "gone while it is read":
             shutil.rmtree("language", ignore_errors=True)
+        if damaged and fault == "cut while it is read":
+            for path in Path("language").glob("*.safetensors"):
+                os.truncate(path, path.stat().st_size - 1)
 
     before = Path.cwd()
     os.chdir(folder / (fault if damaged else "none"))
@@ -163,6 +168,12 @@ def faults(params, tmp_path_factory) -> Path:
     torn.write_bytes(torn.read_bytes()[:-100])
     trained = folder / "another training/language" / third
     save_file({name: tensor + 1e-3 for name, tensor in load_file(trained).items()}, trained)
+    trained = folder / "another training of later rows/language" / third
+    tensors = load_file(trained)
+    for tensor in tensors.values():
+        if tensor.dim() > 1:  # such as a table of words, of which no text has had the first
+            tensor[len(tensor) // 2 :] += 1e-3
+    save_file(tensors, trained)
     return folder
 
 

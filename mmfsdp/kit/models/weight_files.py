@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
-from ...core.checksums import tensor_checksum
-from ...core.shared_files import InFile, read_tensor
+from ...core.tensor_files import InFile, TensorFiles
 from ...params import ParamError
 from ..data.sources.first_bytes import what_is_file
 from .tokens import ExtendedEmbedding, initial_rows
@@ -58,7 +57,8 @@ class Weights:
                 dtype = str(self.dtypes[name]).removeprefix("torch.")
                 self.places[name] = InFile(str(source.path), source.key, dtype)
         self.checksums: dict[str, int] = {}
-        """CRC-32 of each tensor that was popped or that the ranks have read."""
+        """CRC-32 of each frozen parameter; `apply_plan` adds them."""
+        self._files = TensorFiles()
         self._seed = int(torch.randint(2**32, ()))
         self._known_tokens = {name: m.known for name, m in model.named_modules() if isinstance(m, ExtendedEmbedding)}
         self._owners: dict[str, Any] = {}
@@ -72,15 +72,13 @@ class Weights:
     def read(self, name: str) -> Tensor:
         """Return a tensor, on the CPU. Raises safetensors' or the system's error if its file has changed."""
         if name in self.places:
-            return read_tensor(self.places[name])
+            return self._files.read(self.places[name])
         computed = self.sources[name].value if name in self.sources else None
         return self._initialized(name) if computed is None else computed
 
     def pop(self, name: str, /) -> Tensor:
-        """Return a tensor, on the CPU, for the last time, and note its checksum."""
-        tensor = self.read(name).contiguous()
-        self.checksums[name] = tensor_checksum(tensor)
-        return tensor
+        """Return a tensor, on the CPU, for the last time."""
+        return self.read(name)
 
     def _initialized(self, name: str) -> Tensor:
         """Initialize the parameters of the module that owns `name`, always to the same values, and return this one."""

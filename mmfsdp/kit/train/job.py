@@ -16,7 +16,7 @@ from torch import nn
 
 from ... import checkpoint
 from ...checkpoint.steps import checkpoint_step
-from ...core.collectives import gather_json
+from ...core.collectives import from_rank_0
 from ...core.names import model_digest
 from ...core.plan import WrapPlan
 from ...core.weights import quantize_weights
@@ -295,6 +295,5 @@ def wrap(
     checksums |= checkpoint.frozen_checksums(built, progress)  # of codes and scales, too
     model = apply_plan(built, plan, device=device, weights=source, progress=progress)
     if weights is not None:  # read shard by shard while wrapping
-        frozen = {name for name, p in plan.by_name.items() if not p.trainable}
-        checksums = {name: value for name, value in weights.checksums.items() if name in frozen}
-    return model, gather_json(checksums)[0]
+        checksums = weights.checksums
+    return model, from_rank_0(checksums)
