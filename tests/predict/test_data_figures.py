@@ -39,6 +39,7 @@ def test_a_batch_and_a_record_say_what_and_where_they_are():
 def test_the_table_says_how_many_records_were_looked_at_and_what_the_largest_batches_are():
     text = " ".join(" ".join(FIGURES.lines()).split())
     assert text.startswith("data: 1,000 of 5,000 records by their texts and picture headers; others may be larger")
+    assert "largest batch: step 1,500, rank 1: 2 rows of 1,200 tokens; longest: rows.json:7 (1,200 tokens, 2 p" in text
     assert "another order may have: 2 rows of 1,200 tokens of data.more.0, peak 1.9 MiB" in text
     assert "0% of all positions are padding; a rank waits on average 0% of a step" in text
     for of in (None, 1000):
@@ -63,6 +64,11 @@ def test_much_padding_or_waiting_is_told_with_what_helps_where_records_have_an_i
     assert codes(**{share: 0.26}, of=None) == []
     [finding] = replace(FIGURES, **{share: 0.3}).findings()
     assert "30%" in finding.message and "data.by_length" in finding.message and "data.even_ranks" in finding.message
+
+
+def test_a_look_at_few_records_does_not_speak_for_the_run():
+    assert FIGURES.words == "the largest batch of the first 1,000 records"
+    assert replace(FIGURES, covers_run=True).words == "the largest batch of the run"
 
 
 def test_sizes_differ_with_padding_or_a_batch_that_is_larger_than_the_median_one():
