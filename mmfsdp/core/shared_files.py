@@ -137,7 +137,7 @@ class Wanted(NamedTuple):
     """The mesh over which the tensor is sharded next, by its last axis: rows of other shards stay undefined. None for a
     tensor that every rank keeps whole."""
     checksum: bool
-    """Whether its CRC-32 is wanted."""
+    """True if its CRC-32 is wanted."""
 
 
 class Kept(NamedTuple):

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -36,7 +37,7 @@ from .hang import STACK_SIGNAL, Heartbeat, stack_path, watch_job
 from .rank_imports import rank_imports
 
 HELPERS = {"watchdog": watch_job, "asker": wait_for_request}
-"""What a helper of a rank does, by its role. Called with the run folder and the rank's process."""
+"""The work of a rank's helper, by its role. Called with the run folder and the rank's process."""
 SETTLE_S = 3.0
 """Seconds that a failed rank of a Slurm job waits before it ends. Of ranks that end at once srun does not tell which
 was the first: one that was killed shall be told before those that fail for want of it."""
@@ -78,11 +79,7 @@ def run_rank(folder: str) -> None:
         if place.global_rank == 0 and (text := launcher.restarted()):
             add_event(path, "requeued", step=last_row(path).get("step", 0), text=text)
         Heartbeat(path, place.global_rank)("importing")  # torch and transformers, which takes seconds, or minutes
-        use_code_of(path)
-        module, _, name = function_of(record.entry).partition(":")
-        params = RunParams.from_yaml(path / "params.yaml") if record.entry in TRAININGS else None
-        with rank_imports(params):
-            entry = getattr(import_module(module), name)
+        entry = import_entry(path, record)
         entry(path)
     except Preempted as preempted:
         report(state="preempted", step=preempted.step)
@@ -100,6 +97,16 @@ def run_rank(folder: str) -> None:
             time.sleep(SETTLE_S)
         raise
     report(state="done")
+
+
+def import_entry(folder: Path, record: RunRecord) -> Callable[[Path], object]:
+    """Import the run's entry function, with the code as it was at the launch."""
+    use_code_of(folder)
+    module, _, name = function_of(record.entry).partition(":")
+    params = RunParams.from_yaml(folder / "params.yaml") if record.entry in TRAININGS else None
+    with rank_imports(params):
+        entry: Callable[[Path], object] = getattr(import_module(module), name)
+    return entry
 
 
 def run_alone(folder: Path) -> None:
