@@ -39,7 +39,7 @@ class InFile(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What a file holds of a tensor."""
+    """The place, dtype and shape of a tensor in a file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
