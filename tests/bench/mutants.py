@@ -1,7 +1,7 @@
 """`python -m tests.bench.mutants --number 100`: change single lines of the core and the estimate; does a test fail?
 
 A changed program is called a mutant, and one that no test fails for a survivor. One process imports the package and
-collects the tests of the changed folders (`tests_of`). They run once unchanged, and each function notes its calls.
+collects the tests of the changed folders (`covering_tests`). They run once unchanged; each function notes its calls.
 For each mutant, a fork of the process puts the changed function in place of the other and runs the tests that call it,
 the fastest first, so most mutants take a second. What is outside of functions (constants, defaults) is not changed.
 
@@ -480,7 +480,7 @@ def first_failure_in_copy(mutant: Mutant, copy: Path, marks: str) -> str:
     source = (copy / mutant.file).read_text()
     (copy / mutant.file).write_text(mutant.apply(source))
     try:
-        files = tests_of([mutant.file.rpartition("/")[0]])
+        files = covering_tests([mutant.file.rpartition("/")[0]])
         command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-m", marks, *files]
         environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
@@ -520,7 +520,7 @@ class NotingFinder(importlib.abc.MetaPathFinder):
         return None
 
 
-def tests_of(rooms: Iterable[str]) -> list[str]:
+def covering_tests(rooms: Iterable[str]) -> list[str]:
     """Return the files of tests that concern some folders of the package, such as mmfsdp/core.
 
     They stand in a folder of the same name, or import a module of these folders.
@@ -578,7 +578,7 @@ def main() -> None:
 
     stages = ["fast", *["real"] * options.real, *["extended"] * options.extended]
     files = {mutant.file for mutant in mutants}
-    tests = options.tests or tests_of({*ROOMS, *(file.rpartition("/")[0] for file in files)})
+    tests = options.tests or covering_tests({*ROOMS, *(file.rpartition("/")[0] for file in files)})
     sys.meta_path.insert(0, NotingFinder(files))
     with tempfile.TemporaryDirectory() as folder:
         plugin = Mutants(mutants, Path(folder), options.out, stages=stages, limit_s=options.limit)

@@ -31,12 +31,12 @@ from tests.bench.mutants import (
     ROOMS,
     KilledError,
     all_mutants,
+    covering_tests,
     equal_mutants,
     in_child,
     mutants_of,
     noting_calls,
     stage_of,
-    tests_of,
 )
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -233,12 +233,12 @@ def test_each_mutant_that_is_said_to_be_equal_is_one_of_a_line_that_is_still_the
 
 
 def test_a_changed_folder_is_tried_against_the_tests_of_its_folder_and_those_that_import_it():
-    found = tests_of(ROOMS)
+    found = covering_tests(ROOMS)
     for folder in ("core", "predict"):
         assert {f"tests/{folder}/{path.name}" for path in (ROOT / "tests" / folder).glob("test_*.py")} <= set(found)
     assert {"tests/models/test_loading.py", "tests/train/test_prepare.py"} <= set(found)
     assert "tests/run/test_fork.py" not in found
-    assert tests_of(["mmfsdp/quantized"]) == ["tests/core/test_quantize.py"]
+    assert covering_tests(["mmfsdp/quantized"]) == ["tests/core/test_quantize.py"]
 
 
 def test_a_mutants_tests_are_fast_ones_then_real_ones_then_those_of_make_test_all(request):
