@@ -31,6 +31,7 @@ from mmfsdp.kit.train.cpu_memory import cpu_memory
 from mmfsdp.kit.train.job import build
 from mmfsdp.params import BackboneParams, FSDPParams, ParamError, RunParams
 from mmfsdp.planning import make_plan
+from tests.counted_files import CountedFiles
 from tests.parity import bytes_held, whole
 
 VISION = {
@@ -98,7 +99,8 @@ def load_each_way(values: dict, faults: str) -> dict:
             plan = make_plan(model, fsdp, world_size=RANKS)
             announced: list[str] = []
             sent = note_sent(weights)
-            model = apply_plan(model, plan, weights=weights, progress=announced.append)
+            with CountedFiles().counting() as counts:
+                model = apply_plan(model, plan, weights=weights, progress=announced.append)
         with FSDP.summon_full_params(model) if isinstance(model, FSDP) else torch.no_grad():
             # Of copies: a tensor whose memory numpy has seen can no longer be resized, as FSDP1 does next.
             sums = {plain_name(n, model): tensor_checksum(whole(p).clone()) for n, p in model.named_parameters()}
@@ -113,6 +115,8 @@ def load_each_way(values: dict, faults: str) -> dict:
             "shard": bytes_held(model),
             "largest": max(u.numel * 4 for u in plan.units),
             "whole": sum(p.numel for p in plan.params) * 4,
+            "read": counts.bytes,
+            "opened": dict(counts.opened),
         }
     return found
 
@@ -221,6 +225,26 @@ def test_rank_0_sends_only_what_the_other_ranks_cannot_read(params, found, case)
     assert set(first["sent"]) & set(first["in files"]) == quantized and len(first["in files"]) > 100
     frozen = frozen_checksums(model)
     assert frozen and {name: first["noted"].get(name) for name in frozen} == frozen
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("case", CASES)
+def test_all_ranks_together_read_each_byte_once(params, found, case):
+    """And each opens a file once; rank 0 once more for what it sends, new words and matrices in nf4."""
+    _, _, weights = open_model(params.model)
+    stored, headers = 0, {}
+    for name, place in weights.places.items():  # a file may hold more, such as open_clip's text encoder
+        tensors = load_file(place.path)
+        headers[place.path] = Path(place.path).stat().st_size - sum(tensor.nbytes for tensor in tensors.values())
+        stored += tensors[place.key].nbytes
+        if name.endswith("table.weight"):  # rank 0 reads the known words once more, from which new ones begin
+            stored += tensors[place.key].nbytes
+    read = 0
+    for number, rank in enumerate(found):
+        opened = rank[case]["opened"]
+        assert opened and max(opened.values()) <= (2 if number == 0 else 1)
+        read += rank[case]["read"] - sum(headers[path] * times for path, times in opened.items())
+    assert read == stored, case
 
 
 @pytest.mark.real
