@@ -99,7 +99,7 @@ thread.join()
 HELPED = """
 import sys, threading, time
 from pathlib import Path
-from mmfsdp.kit.run.ranks.rank import start_helper
+from mmfsdp.kit.run.ranks.helpers import start_helper
 if sys.argv[2] == "has a thread":
     threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 start_helper(Path(sys.argv[1]), "watchdog")

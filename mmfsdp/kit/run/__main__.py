@@ -1,7 +1,7 @@
 """`python -m mmfsdp.kit.run FOLDER`: supervise a run, or submit a Slurm run. People call `mmfsdp run` or `launch`.
 
-`... FOLDER watchdog PID`: watch the job of rank 0, process PID. `... FOLDER asker PID`: ask the ranks of this node, of
-which PID is one, when they hang. `... FOLDER sweep`: start the runs of a sweep.
+`... FOLDER helper watchdog PID`: watch the job of rank 0, process PID. `... FOLDER helper asker PID`: ask the ranks of
+this node, of which PID is one, when they hang. `... FOLDER sweep`: start the runs of a sweep.
 `... FOLDER rank`: be one rank, for a launcher without submitit.
 `... FOLDER ranks`: start the ranks of a local run as forks of this process.
 `... FOLDER replay SPEED RECORDING`: play a recording.
@@ -16,10 +16,10 @@ from pathlib import Path
 os.umask(os.umask(0o022) | 0o022)  # also files that ranks, submitit and Slurm write are writable by their owner alone
 
 folder, role = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "start"
-if role == "watchdog":
-    from .ranks.hang import watch_job
+if role == "helper":
+    from .ranks.helpers import HELPERS
 
-    watch_job(folder, int(sys.argv[3]))
+    HELPERS[sys.argv[3]](folder, int(sys.argv[4]))
 elif role == "ranks":
     from .ranks.forked_ranks import fork_ranks
 
@@ -28,10 +28,6 @@ elif role == "rank":
     from .ranks.rank import run_alone
 
     run_alone(folder)
-elif role == "asker":
-    from .ranks.ask_ranks import wait_for_request
-
-    wait_for_request(folder, int(sys.argv[3]))
 elif role == "sweep":
     from .sweep import run_sweep
 

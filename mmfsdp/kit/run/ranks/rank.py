@@ -6,21 +6,17 @@ import faulthandler
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ....own.calls import OwnCodeError
 from ....params import RunParams
-from ....params.launching import JOB_SIGNALS
 from ..error_kinds import kind_of
 from ..files.folder import add_event, last_row, open_own, touch, write_json
 from ..files.history import RANK, add_moment
@@ -31,13 +27,12 @@ from ..local import process_start
 from ..own_code import use_code_of
 from ..preempt import PREEMPT_SIGNAL, Preempted, listen_for_preemption, preemption_requested
 from ..slurm.slurm_state import PREEMPTED_FILE
-from .ask_ranks import keep_entered, prepare_sockets, wait_for_request
-from .fork import fork_alone, may_fork, set_output
-from .hang import STACK_SIGNAL, Heartbeat, stack_path, watch_job
+from .ask_ranks import keep_entered, prepare_sockets
+from .fork import set_output
+from .hang import STACK_SIGNAL, Heartbeat, stack_path
+from .helpers import start_helper
 from .rank_imports import rank_imports
 
-HELPERS = {"watchdog": watch_job, "asker": wait_for_request}
-"""The work of a rank's helper, by its role. Called with the run folder and the rank's process."""
 SETTLE_S = 3.0
 """Seconds that a failed rank of a Slurm job waits before it ends. Of ranks that end at once srun does not tell which
 was the first: one that was killed shall be told before those that fail for want of it."""
@@ -162,23 +157,6 @@ def start_helpers(folder: Path, record: RunRecord, launcher: Launcher, place: Pl
         start_helper(folder, "watchdog")
     elif place.local_rank == 0 and sockets is not None:
         start_helper(folder, "asker")
-
-
-def start_helper(folder: Path, role: str) -> None:
-    """Start a process that ends when this rank does, and that no signal to the whole job reaches.
-
-    A fork of this process: the rank has imported all that its helper needs, which a Python of its own would take a CPU
-    second for, and read from the file server of a cluster once more.
-    """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)  # which the process inherits; here they wait
-    try:
-        if may_fork():
-            fork_alone(partial(HELPERS[role], folder, os.getpid()))
-        else:
-            command = [sys.executable, "-m", "mmfsdp.kit.run", str(folder), role, str(os.getpid())]
-            subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def set_environment(place: Place) -> None:
