@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ranks import fake_group
 from tiny import tiny_batch, tiny_flamingo
 
+from mmfsdp.core.planner import trace_and_group
 from mmfsdp.core.token_loss import computes_loss_in_head
 from mmfsdp.kit import spawn_ranks
 from mmfsdp.kit.bench import bench_models
@@ -27,6 +28,7 @@ from mmfsdp.params import FSDPParams, ParamError, load
 from mmfsdp.planning import make_plan
 from mmfsdp.predict import estimate
 from mmfsdp.predict.memory_events import record_memory
+from mmfsdp.predict.plan_cache import PlanCache
 from tests.bench.mutants import (
     ROOMS,
     KilledError,
@@ -180,6 +182,19 @@ def test_a_bench_on_the_cpu_takes_no_gpu_that_the_machine_has(monkeypatch):
         for name in (CORNSTARCH, "frozen-aware SHARD"):
             model = bench_models.wrap_as(name, tiny_flamingo(), tiny_batch().inputs()).model
             assert {p.device_mesh.device_type for p in model.parameters() if hasattr(p, "device_mesh")} == {"cpu"}
+
+
+def test_methods_that_differ_in_the_policy_alone_are_traced_once(monkeypatch):
+    traced = []
+    monkeypatch.setattr(
+        "mmfsdp.predict.plan_cache.trace_and_group",
+        lambda model, *rest: traced.append(model) or trace_and_group(model, *rest),
+    )
+    cache, in_head = PlanCache(), "frozen-aware SHARD, in head"
+    with fake_group(2):
+        for name in ("frozen-aware SHARD", "frozen-aware KEEP", "frozen-aware REPLICATE", in_head, "DDP"):
+            bench_models.wrap_as(name, tiny_flamingo(), tiny_batch().inputs(), cache=cache)
+    assert len(traced) == 3, "that whose loss is in the head is another model, and DDP has other units"
 
 
 def test_bench_step_on_a_gpu_measures_a_model_that_is_planned_here_without_weights():

@@ -32,6 +32,7 @@ from ...core.step import train_step
 from ...core.wrap import apply_plan
 from ...params import BackboneParams, BackboneSource, FSDPParams, ModelParams
 from ...planning import make_plan, plan_on_rank_0
+from ...predict.plan_cache import PlanCache
 from ..data import Batch
 from ..models import TokenIds
 from ..models.build import build_model
@@ -173,8 +174,27 @@ Make = Callable[[str], Method]
 """Wraps a model by the method of this name."""
 
 
-def wrap_as(name: str, model: nn.Module, example: dict[str, Any], *, device: torch.device = CPU) -> Method:
-    """Wrap a Flamingo by the method of this name, in bf16 with fp32 reduction. example: of `make_plan`."""
+def wrap_as(
+    name: str,
+    model: nn.Module,
+    example: dict[str, Any],
+    *,
+    device: torch.device = CPU,
+    cache: PlanCache | None = None,
+) -> Method:
+    """Wrap a Flamingo by the method of this name, in bf16 with fp32 reduction.
+
+    Args:
+        name: One of METHODS.
+        model: The frozen model.
+        example: That of `make_plan`.
+        device: Where it is to run.
+        cache: Give the same one for each method of one model, and those that differ in the policy alone are traced
+            once.
+
+    Returns:
+        The wrapped model with its optimizer.
+    """
     if name == OPENFLAMINGO:
         return _openflamingo(model, device)
     if name == CORNSTARCH:
@@ -188,9 +208,9 @@ def wrap_as(name: str, model: nn.Module, example: dict[str, Any], *, device: tor
     if name in IN_HEAD:
         reason = loss_in_head(model)
         assert not reason, reason
-        name = IN_HEAD[name]
+        name, cache = IN_HEAD[name], None  # its forward is another one
     fsdp = FSDPParams(mixed_precision="bf16", **OURS[name])  # type: ignore[arg-type]
-    make = partial(make_plan, model, fsdp, world_size=dist.get_world_size(), example=example)
+    make = partial(make_plan, model, fsdp, world_size=dist.get_world_size(), example=example, cache=cache)
     plan = plan_on_rank_0(model, make)
     model = apply_plan(model, plan, device=device)  # whatever the lint warns of: that is what is compared
     return Method(model, LocalAdamW(_trainable(model), lr=1e-4, fused=True))

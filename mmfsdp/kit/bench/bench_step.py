@@ -20,6 +20,7 @@ from ...params import FSDPParams, ParamError, Precision, RunParams, load
 from ...planning import make_plan
 from ...predict.batch_work import parameters_of
 from ...predict.cards import peak_of
+from ...predict.plan_cache import PlanCache
 from ..data import Batch
 from ..models import Flamingo
 from ..models.media_model import MediaModel
@@ -77,9 +78,10 @@ def _measure(params: RunParams, rounds: int) -> dict[str, Any]:
     # Each method needs the FLOPs of this plan.
     plan = make_plan(model, FSDPParams(mixed_precision=Precision.BF16), world_size=ranks, example=batch.inputs())
     flops_6n = 6 * parameters_of(plan) * batch.input_ids.numel()
+    cache = PlanCache()
 
     def make(name: str) -> Method:
-        return wrap_as(name, copy_to(model, device), batch.inputs(), device=device)
+        return wrap_as(name, copy_to(model, device), batch.inputs(), device=device, cache=cache)
 
     def complete(row: dict[str, Any]) -> None:
         if "failed" not in row:

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ...core.step import divisor_of_step
+from ...predict.plan_cache import PlanCache
 from ..data import Batch
 from ..run.state import text_table
 from ..spawn_ranks import on_ranks
@@ -55,9 +56,10 @@ def table(result: dict[str, Any]) -> str:
 def _measure(rounds: int, width: int) -> dict[str, Any]:
     params, batch = model_params(width), flamingo_batch(seed=dist.get_rank())
     clipped: dict[str, float] = {}
+    cache = PlanCache()
 
     def make(name: str) -> Method:
-        method = wrap_as(name, random_model(params), batch.inputs())
+        method = wrap_as(name, random_model(params), batch.inputs(), cache=cache)
         clipped[name] = _clipped_norm(method, batch)
         return method
 
