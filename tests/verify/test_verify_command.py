@@ -22,6 +22,7 @@ from mmfsdp.kit.verify.own_loop import TIMEOUT_S
 from mmfsdp.kit.verify.shallow import trial_params
 from mmfsdp.params import ParamError, load
 from tests import families
+from tests.cover import kept
 from tests.ranks import on_ranks
 from tests.test_docs import blocks
 
@@ -207,8 +208,7 @@ def test_the_loop_of_the_page_is_verified_on_two_ranks_that_verify_starts(tmp_pa
 
 
 @pytest.mark.real
-@pytest.mark.extended
-@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("name", kept({name: [load(name).model.kind] for name in NARROW}))
 def test_nothing_is_found_in_any_preset(name, tmp_path, monkeypatch):
     """Made shallow, as `verify` does, and narrow, for two cores; offline."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -135,11 +135,6 @@ def model(**methods: Any) -> type[Right]:
     return change(Model=type("ChangedCaptioner", (Captioner,), methods))
 
 
-def parts_of(loop: type[Right]) -> set[str]:
-    """Return the names of the parts that a changed loop has of its own."""
-    return {part for part in vars(loop) if part in vars(Right) and not part.startswith("__")}
-
-
 # ---- gradients of a step ----
 
 
