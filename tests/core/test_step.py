@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutput, SequenceClassifierOutp
 
 from mmfsdp.core.micro_batch import label_tokens, lint_loss
 from mmfsdp.core.several_optimizers import SeveralOptimizers
-from mmfsdp.core.step import train_step
+from mmfsdp.core.step import squared_grad_norm, train_step
 from mmfsdp.core.step_batch import MappingBatch
 from mmfsdp.kit.models.loss_in_head import loss_in_head
 from mmfsdp.kit.train.optimizer import build_optimizer, lr_factor
@@ -333,3 +333,10 @@ def test_a_batch_without_labels_to_learn_adds_nothing():
     optimizer, _ = build_optimizer(model := tiny_flamingo(), TRAIN)
     alone = train_step(model, [tiny_batch()], optimizer)
     assert (both.loss, both.grad_norm) == pytest.approx((alone.loss, alone.grad_norm), rel=1e-6)
+
+
+def test_a_model_without_gradients_has_a_gradient_of_norm_0():
+    model = torch.nn.Linear(3, 2)
+    assert squared_grad_norm(model, torch.device("cpu")).tolist() == [0.0]
+    model.bias.grad = torch.tensor([3.0, 4.0])
+    assert squared_grad_norm(model, torch.device("cpu")).tolist() == [25.0]

@@ -5,13 +5,15 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
+from ranks import fake_group, on_ranks
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.optim import SGD
 
 from mmfsdp.core.freeze import freeze, train_mode
+from mmfsdp.core.reshard import parameter_groups
 from mmfsdp.core.step import train_step
-from mmfsdp.core.written_state import watch_state
+from mmfsdp.core.written_state import digests_of_group, watch_state
 from mmfsdp.params import FSDPParams, ParamError
 from mmfsdp.planning import wrap_fsdp
 
@@ -168,3 +170,14 @@ def test_train_mode_leaves_frozen_modules_in_eval_mode():
     freeze(model, ["!encoder.0.*"])
     train_mode(model)
     assert [module.training for module in model.encoder.modules()] == [True, True, False, False]
+
+
+def test_a_unit_has_digests_of_its_parameters_while_it_is_gathered():
+    with fake_group(2):
+        model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+        layer = fully_shard(model[0])
+        fully_shard(model)(torch.ones(1, 6))
+        [group] = parameter_groups(layer)
+        assert digests_of_group(group) == {}
+        layer.unshard()
+        assert set(digests_of_group(group)) == {"0.weight", "0.bias"}

@@ -11,6 +11,7 @@ from mmfsdp.kit.verify.batches import TEXT_TOKENS, random_batches
 from mmfsdp.kit.verify.finite_differences import MAX_PARAMETERS, check_derivatives
 from mmfsdp.kit.verify.forward_checks import entered_modules
 from mmfsdp.kit.verify.shallow import trial_params
+from mmfsdp.kit.verify.silent import check_trained
 from mmfsdp.params import ParamError, load
 
 
@@ -22,6 +23,42 @@ def test_modules_are_counted_while_asked_for_and_no_longer():
     assert entered == {"": 1, "0": 2, "1": 1}
     model(torch.ones(1, 2))
     assert entered == {"": 1, "0": 2, "1": 1}
+
+
+class WithUnused(nn.Module):
+    """A layer that runs, and two that get no gradient: of one the loss is no part, or is it (`reads`)."""
+
+    def __init__(self, reads: bool):
+        super().__init__()
+        self.reads = reads
+        self.head, self.other = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x):
+        y = self.head(x)
+        return (y + self.other(x).detach() if self.reads else y).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("reads", "level", "words"),
+    [
+        (True, "wrong", "the loss depends on other.*, which get no gradient"),
+        (False, "note", "no batch here uses other.*, which train"),
+    ],
+)
+def test_a_part_without_a_gradient_is_wrong_only_where_the_loss_depends_on_it(reads, level, words):
+    torch.manual_seed(0)
+    model, batch = WithUnused(reads), torch.randn(4, 3)
+    model(batch).backward()
+    names = [name for name, _ in model.named_parameters()]
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    loop = SimpleNamespace(loss=lambda model, batch: model(batch))
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    trial = SimpleNamespace(
+        steps_alone=[SimpleNamespace(grads=grads)], trainable=names, plain=model, batch=batch, loop=loop
+    )
+    line = check_trained(trial)
+    assert (line.level, line.code) == (level, "trained") and words in line.message and model.training
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
 def test_derivatives_of_a_large_model_are_not_compared():
