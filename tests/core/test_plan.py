@@ -453,3 +453,25 @@ def test_a_parameter_of_another_dtype_is_named(dtype):
     model[0].mask = nn.Parameter(torch.zeros(4, dtype=dtype), requires_grad=False)
     with pytest.raises(ParamError, match=f"0.mask is {str(dtype)[6:]}; make it a buffer, or cast it to float32 or "):
         make_plan(model, FSDPParams(), world_size=2)
+
+
+class Scaled(nn.Module):
+    """Layers, two of them frozen, and a frozen parameter of the model itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8), requires_grad=False)
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(8, 8)) for _ in range(3)])
+        freeze(self, ["layers.0.*", "layers.2.*"])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return (self.scale * x).sum()
+
+
+def test_a_frozen_root_is_sharded_under_replicate_since_it_starts_all_other_units():
+    plan = plan_of(Scaled(), frozen_policy="REPLICATE")
+    sharded = {unit.name: unit.sharded for unit in plan.units if unit.kind == "frozen"}
+    assert sharded == {"(root)": True, "layers.0": False, "layers.2": False}
+    assert [unit.frozen_policy for unit in plan.units if unit.is_root] == ["SHARD"]

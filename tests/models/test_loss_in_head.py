@@ -230,6 +230,14 @@ def test_a_language_model_that_scales_its_logits_keeps_them():
     assert loss_in_head(around(LANGUAGE)) == ""
 
 
+def test_a_model_whose_forward_fails_on_its_example_keeps_its_whole_logits():
+    model, inputs = families.build("llava"), families.Inputs("llava").inputs()
+    reason = loss_in_head(model, {**inputs, "pixel_values": inputs["pixel_values"][:1]})
+    assert reason.startswith("its forward failed with the loss in the head (ValueError: ")
+    assert type(model.lm_head) is nn.Linear
+    assert loss_in_head(model, inputs) == ""
+
+
 def test_without_labels_a_model_returns_logits_and_a_failed_forward_leaves_nothing_behind():
     model = families.build("llava")
     assert loss_in_head(model) == "" and isinstance(model.lm_head, LossLinear)
