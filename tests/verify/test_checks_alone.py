@@ -26,7 +26,7 @@ def test_modules_are_counted_while_asked_for_and_no_longer():
 
 
 class WithUnused(nn.Module):
-    """A layer that runs, and two that get no gradient: of one the loss is no part, or is it (`reads`)."""
+    """A layer that trains, and one that gets no gradient; the loss depends on that one if `reads`."""
 
     def __init__(self, reads: bool):
         super().__init__()
@@ -62,12 +62,9 @@ def test_a_part_without_a_gradient_is_wrong_only_where_the_loss_depends_on_it(re
 
 
 def test_derivatives_of_a_large_model_are_not_compared():
-    def line_of(parameters: int):
-        with torch.device("meta"):
-            model = nn.Linear(parameters, 1, bias=False)
-        return check_derivatives(SimpleNamespace(loop=SimpleNamespace(build=lambda: model)))
-
-    line = line_of(MAX_PARAMETERS + 1)
+    with torch.device("meta"):
+        model = nn.Linear(MAX_PARAMETERS + 1, 1, bias=False)
+    line = check_derivatives(SimpleNamespace(loop=SimpleNamespace(build=lambda: model)))
     assert line.level == "note" and "not checked: 50 M parameters are too many (the limit is 50 M)" in line.message
 
 

@@ -75,10 +75,11 @@ def _measure(params: RunParams, rounds: int) -> dict[str, Any]:
         batch = batch.pin_memory()  # as the loader does
     flops = matrix_rate(device)
     peak = peak_of(device_name, fp32=False)
-    # Each method needs the FLOPs of this plan.
-    plan = make_plan(model, FSDPParams(mixed_precision=Precision.BF16), world_size=ranks, example=batch.inputs())
-    flops_6n = 6 * parameters_of(plan) * batch.input_ids.numel()
     cache = PlanCache()
+    # Each method needs the FLOPs of this plan.
+    fsdp = FSDPParams(mixed_precision=Precision.BF16)
+    plan = make_plan(model, fsdp, world_size=ranks, example=batch.inputs(), cache=cache)
+    flops_6n = 6 * parameters_of(plan) * batch.input_ids.numel()
 
     def make(name: str) -> Method:
         return wrap_as(name, copy_to(model, device), batch.inputs(), device=device, cache=cache)
